@@ -1,0 +1,5 @@
+"""``python -m actcalc``."""
+
+from actcalc.cli import main
+
+main()

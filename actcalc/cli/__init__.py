@@ -1,0 +1,46 @@
+"""The command line: one module per command; they parse, call and print."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from actcalc.errors import SpecError
+
+
+def fail(message: str, hint: str = "") -> NoReturn:
+    """Print ``error:`` and ``hint:`` lines to stderr and exit with 2."""
+    sys.stderr.write(f"error: {message}\n")
+    if hint:
+        sys.stderr.write(f"hint: {hint}\n")
+    raise SystemExit(2)
+
+
+def main() -> None:
+    """Run the command line of this process; exits 0, 1 (the answer is no) or 2 (bad input)."""
+    import gc
+
+    # Imports build long-lived objects only: collecting while they load costs a tenth of start-up.
+    gc.disable()
+    from actcalc.cli.app import run
+
+    try:
+        code = run(sys.argv[1:])
+        sys.stdout.flush()
+    except SpecError as error:
+        fail(str(error), error.hint)
+    except (RecursionError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        if os.environ.get("ACTCALC_DEBUG"):
+            raise
+        fail(
+            f"internal error: {type(error).__name__}: {error}",
+            "please report it with this command line; ACTCALC_DEBUG=1 shows where it happened",
+        )
+    except BrokenPipeError:
+        # The reader has gone (`actcalc ... | head`): nothing is left to say to it.
+        sys.stderr.close()
+        code = 0
+    except KeyboardInterrupt:
+        code = 130
+    raise SystemExit(code)

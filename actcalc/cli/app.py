@@ -1,0 +1,159 @@
+"""The command group: commands are imported when they are called, and compare is the default."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from actcalc import __version__
+from actcalc.cli.convert import plain, use_plain_conversion
+from actcalc.errors import SpecError
+from actcalc.io import presets
+
+COMMANDS = {
+    "compare": "policies side by side (the default command)",
+    "breakdown": "every saved tensor: op, shape, formula, bytes",
+    "explain": "how a number is derived, with its source",
+    "presets": "list or show models, devices and framework profiles",
+    "schema": "JSON Schema of the input and of each output",
+}
+DEFAULT = "compare"
+_OWN_OPTIONS = ("--help", "-h", "--version")
+
+
+def command_names() -> tuple[str, ...]:
+    """Every command; a preset may not be called like one."""
+    return tuple(COMMANDS)
+
+
+class LazyGroup(TyperGroup):
+    """Loads a command's module when it is called; routes a model's name to compare."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Commands in the order help lists them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import and build one command, or None if there is none."""
+        if cmd_name not in COMMANDS:
+            return None
+        app = import_module(f"actcalc.cli.{cmd_name}").app
+        command = typer.main.get_command(app)
+        command.name = cmd_name
+        for each in (command, *getattr(command, "commands", {}).values()):
+            use_plain_conversion(each)
+        return command
+
+    def get_params(self, ctx: Any) -> Any:
+        """The group's own options, converted plainly."""
+        return plain(super().get_params(ctx))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands in help without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Insert the default command before a model's name or its options."""
+        return super().parse_args(ctx, route(list(args)))
+
+
+def route(args: list[str]) -> list[str]:
+    """Arguments with the default command put first where no command is named.
+
+    Raises ``SpecError`` when the first word is neither a command, a preset nor a path: with a
+    did-you-mean over all three.
+    """
+    if not args:
+        return args
+    first = args[0]
+    if first in COMMANDS or first in _OWN_OPTIONS:
+        return args
+    if first.startswith("-"):
+        return [DEFAULT, *args]
+    models = (*presets.names("models"), *presets.names("runs"))
+    if first in models or _looks_like_path(first):
+        return [DEFAULT, *args]
+    close = difflib.get_close_matches(first, [*COMMANDS, *models], n=1, cutoff=0.6)
+    hint = f"did you mean {close[0]}?" if close else "`actcalc presets list` lists the models"
+    raise SpecError(f"{first!r} is no command, no preset and no file", hint)
+
+
+def _looks_like_path(word: str) -> bool:
+    if "/" in word or re.search(r"\.(ya?ml|json)$", word):
+        return True
+    try:
+        return Path(word).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"actcalc {__version__}")
+        raise typer.Exit
+
+
+def _callback(
+    version: bool = typer.Option(
+        False, "--version", is_eager=True, callback=_version, help="Print the version and exit."
+    ),
+) -> None:
+    """Memory and FLOPs of transformer training, before the job is launched.
+
+    `actcalc gpt3-175b --tp 8 --sp` compares recompute policies side by side. MODEL is a preset's
+    name, a YAML run file, or a config.json (or the folder that holds one).
+    """
+
+
+def build() -> Any:
+    """The command group."""
+    app = typer.Typer(
+        cls=LazyGroup,
+        add_completion=False,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_callback)
+    return typer.main.get_command(app)
+
+
+def run(args: Sequence[str]) -> int:
+    """Run one command line and return its exit code; ``SpecError`` for bad input."""
+    usage_error: type[Exception] = typer.BadParameter.__mro__[1]  # typer exports no UsageError
+    try:
+        result = build().main(list(args), prog_name="actcalc", standalone_mode=False)
+    except typer.Exit as stop:
+        return int(stop.exit_code)
+    except typer.Abort:
+        return 130
+    except usage_error as error:
+        raise _usage(error) from None
+    return result if isinstance(result, int) else 0
+
+
+def _usage(error: Exception) -> SpecError:
+    """A parser's complaint in the form of every other error."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        context = getattr(error, "ctx", None)
+        typer.echo(context.get_help() if context else "")
+        raise SystemExit(2)
+    format_message = getattr(error, "format_message", None)
+    text = (format_message() if format_message else str(error)).strip().rstrip(".")
+    message, _, extra = text.partition(" Did you mean ")
+    possibilities = getattr(error, "possibilities", None) or ()
+    hint = f"did you mean {extra.rstrip('?')}?" if extra else ""
+    if possibilities and not hint:
+        hint = "did you mean " + ", ".join(sorted(possibilities)) + "?"
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "actcalc"
+    message = message.rstrip(".")
+    return SpecError(message[0].lower() + message[1:], hint or f"`{command} --help` lists options")

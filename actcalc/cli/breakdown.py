@@ -1,0 +1,30 @@
+"""``actcalc breakdown MODEL``: every saved tensor."""
+
+from __future__ import annotations
+
+import typer
+
+from actcalc.cli.options import ModelArgument, OutputOptions, RunOptions, with_options
+from actcalc.cli.output import check_units, chosen_format, emit
+from actcalc.errors import SpecError
+from actcalc.planner.breakdown import breakdown_run
+from actcalc.render.breakdown import breakdown_sheets
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@with_options(RunOptions, OutputOptions)
+def breakdown(model: ModelArgument, options: RunOptions, output: OutputOptions) -> int:
+    """Every tensor a layer keeps: op, shape in named dimensions, formula, bytes."""
+    check_units(output.units)
+    chosen_format(output)
+    if len(options.policy or ()) > 1:
+        raise SpecError("breakdown lists one policy at a time", "give one --policy")
+    results = [breakdown_run(run) for run in options.runs(model)]
+    sheets = [sheet for result in results for sheet in breakdown_sheets(result, output.units)]
+    document = results[0].document()
+    if len(results) > 1:
+        document["frameworks"] = [result.document() for result in results]
+    emit(sheets, document, output)
+    return 0

@@ -1,0 +1,28 @@
+"""``actcalc compare MODEL``: policies side by side."""
+
+from __future__ import annotations
+
+import typer
+
+from actcalc.cli.options import ModelArgument, OutputOptions, RunOptions, with_options
+from actcalc.cli.output import check_units, chosen_format, emit
+from actcalc.planner.compare import compare_run
+from actcalc.render.compare import compare_sheets
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@with_options(RunOptions, OutputOptions)
+def compare(model: ModelArgument, options: RunOptions, output: OutputOptions) -> int:
+    """Recompute policies side by side: bytes stored, freed, brought back, and extra FLOPs."""
+    check_units(output.units)
+    chosen_format(output)
+    results = [compare_run(run) for run in options.runs(model)]
+    sheets = [sheet for result in results for sheet in compare_sheets(result, output.units)]
+    if len(results) == 1:
+        document = results[0].document()
+    else:
+        document = {**results[0].document(), "frameworks": [r.document() for r in results]}
+    emit(sheets, document, output)
+    return 0

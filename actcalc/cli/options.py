@@ -1,0 +1,230 @@
+"""Options that commands share, defined once, and how they become a run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal
+
+import typer
+
+from actcalc.errors import SpecError
+from actcalc.specs.run import Run, Source, resolve, source
+
+Format = Literal["table", "json", "csv", "markdown", "svg", "html"]
+Units = Literal["GB", "GiB"]
+
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="Preset, YAML run file, config.json or its folder.")
+]
+_LAYOUT = "Layout"
+_WORK = "Workload"
+_OUT = "Output"
+
+
+def _option(*names: str, help: str, panel: str, **extra: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False, **extra)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Overrides of a run; None means: as the run file or preset says."""
+
+    seq: Annotated[int | None, _option("--seq", help="Tokens per sequence (s).", panel=_WORK)] = (
+        None
+    )
+    micro_batch: Annotated[
+        int | None, _option("--micro-batch", help="Sequences per micro-batch (b).", panel=_WORK)
+    ] = None
+    global_batch: Annotated[
+        int | None, _option("--global-batch", help="Sequences per step.", panel=_WORK)
+    ] = None
+    layers: Annotated[
+        int | None, _option("--layers", help="Transformer layers (l).", panel=_WORK)
+    ] = None
+    tp: Annotated[int | None, _option("--tp", help="Tensor-parallel (t).", panel=_LAYOUT)] = None
+    sp: Annotated[
+        bool | None,
+        _option("--sp/--no-sp", help="Sequence parallelism with tp.", panel=_LAYOUT),
+    ] = None
+    pp: Annotated[int | None, _option("--pp", help="Pipeline stages (p).", panel=_LAYOUT)] = None
+    vpp: Annotated[int | None, _option("--vpp", help="Chunks per stage (v).", panel=_LAYOUT)] = (
+        None
+    )
+    cp: Annotated[int | None, _option("--cp", help="Context-parallel (c).", panel=_LAYOUT)] = None
+    ep: Annotated[int | None, _option("--ep", help="Expert-parallel.", panel=_LAYOUT)] = None
+    etp: Annotated[
+        int | None, _option("--etp", help="Tensor-parallel inside experts.", panel=_LAYOUT)
+    ] = None
+    dp: Annotated[int | None, _option("--dp", help="Data-parallel replicas.", panel=_LAYOUT)] = None
+    zero: Annotated[int | None, _option("--zero", help="ZeRO stage, 0 to 3.", panel=_LAYOUT)] = (
+        None
+    )
+    schedule: Annotated[
+        str | None, _option("--schedule", help="Pipeline schedule.", panel=_LAYOUT)
+    ] = None
+    layers_per_stage: Annotated[
+        str | None,
+        _option("--layers-per-stage", help="Uneven split, e.g. 7,8x14,7.", panel=_LAYOUT),
+    ] = None
+    precision: Annotated[
+        str | None,
+        _option("--precision", help="bf16, fp16, fp32, amp-bf16, amp-fp16, fp8.", panel=_WORK),
+    ] = None
+    attention: Annotated[
+        str | None, _option("--attention", help="eager, sdpa or flash.", panel=_WORK)
+    ] = None
+    dropout: Annotated[
+        bool | None,
+        _option("--dropout/--no-dropout", help="Use the model's dropout rates.", panel=_WORK),
+    ] = None
+    framework: Annotated[
+        str | None, _option("--framework", help="Profile that picks kernels.", panel=_WORK)
+    ] = None
+    device: Annotated[
+        str | None, _option("--device", help="Accelerator, e.g. h100-80gb.", panel=_LAYOUT)
+    ] = None
+    policy: Annotated[
+        list[str] | None,
+        _option("--policy", help="Recompute policy; repeatable; modules join with +.", panel=_WORK),
+    ] = None
+    set: Annotated[
+        list[str] | None,
+        _option("--set", help="Any other spec field, key=value; repeatable.", panel=_WORK),
+    ] = None
+
+    def frameworks(self) -> tuple[str | None, ...]:
+        """The profiles asked for, comma-separated on the command line; (None,) if none was."""
+        if self.framework is None:
+            return (None,)
+        return tuple(name.strip() for name in self.framework.split(",") if name.strip()) or (None,)
+
+    def run(self, origin: Source, framework: str | None = None) -> Run:
+        """Validate the source with these overrides."""
+        return resolve(
+            origin,
+            model=_given(layers=self.layers),
+            layout=_given(
+                tp=self.tp,
+                sp=self.sp,
+                pp=self.pp,
+                vpp=self.vpp,
+                cp=self.cp,
+                ep=self.ep,
+                etp=self.etp,
+                dp=self.dp,
+                zero=self.zero,
+                schedule=self.schedule,
+                layers_per_stage=parse_split(self.layers_per_stage),
+            ),
+            workload=_given(
+                seq=self.seq,
+                micro_batch=self.micro_batch,
+                global_batch=self.global_batch,
+                precision=self.precision,
+                attention=self.attention,
+                dropout=self.dropout,
+            ),
+            framework=framework if framework is not None else self.frameworks()[0],
+            device=self.device,
+            policies=split_policies(self.policy),
+            settings=self.set or (),
+        )
+
+    def runs(self, model: str) -> tuple[Run, ...]:
+        """One run per framework profile asked for."""
+        origin = source(model)
+        return tuple(self.run(origin, name) for name in self.frameworks())
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def split_policies(texts: list[str] | None) -> tuple[str, ...]:
+    """Policies from repeated options, each of which may list several with commas."""
+    names = [name.strip() for text in texts or () for name in text.split(",")]
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def parse_split(text: str | None) -> tuple[int, ...] | None:
+    """``7,8x14,7`` as sixteen numbers; ``SpecError`` if it does not read like that."""
+    if text is None:
+        return None
+    counts: list[int] = []
+    for part in text.replace(" ", "").split(","):
+        count, times, repeat = part.partition("x")
+        if not count.isdigit() or (times and not repeat.isdigit()) or len(part) > 12:
+            raise SpecError(
+                f"--layers-per-stage {text!r}: {part!r} is no count",
+                "write counts joined with commas, repeats as 8x14: 7,8x14,7",
+            )
+        if times and int(repeat) > 4096:
+            raise SpecError(f"--layers-per-stage {text!r}: too many stages", "use at most 4096")
+        counts += [int(count)] * (int(repeat) if times else 1)
+    return tuple(counts)
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Where and how the answer is printed."""
+
+    format: Annotated[
+        str | None,
+        _option("--format", help="table, json, csv, markdown, svg or html.", panel=_OUT),
+    ] = None
+    json: Annotated[bool, _option("--json", help="Same as --format json.", panel=_OUT)] = False
+    output: Annotated[
+        str | None,
+        _option("-o", "--output", help="Write to a file (format from its ending).", panel=_OUT),
+    ] = None
+    units: Annotated[str, _option("--units", help="GB (decimal) or GiB.", panel=_OUT)] = "GB"
+
+
+def with_options(*bundles: type[Any]) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Give a command the options of each bundle; it receives one object per bundle.
+
+    The command takes its own parameters, then one keyword ``run_options`` or ``output`` per
+    bundle; Typer sees all fields as separate options.
+    """
+    keywords = {RunOptions: "options", OutputOptions: "output"}
+
+    def decorate(command: Callable[..., int]) -> Callable[..., int]:
+        own = [
+            parameter
+            for parameter in inspect.signature(command, eval_str=True).parameters.values()
+            if parameter.name not in {keywords[bundle] for bundle in bundles}
+        ]
+        names = {bundle: [field.name for field in fields(bundle)] for bundle in bundles}
+
+        def wrapper(**values: Any) -> int:
+            made = {
+                keywords[bundle]: bundle(**{name: values.pop(f"{_key(name)}") for name in names[bundle]})
+                for bundle in bundles
+            }
+            return command(**values, **made)
+
+        extra = [
+            inspect.Parameter(
+                _key(field.name),
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=inspect.get_annotations(bundle, eval_str=True)[field.name],
+            )
+            for bundle in bundles
+            for field in fields(bundle)
+        ]
+        own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+        wrapper.__signature__ = inspect.Signature([*own, *extra])  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {p.name: p.annotation for p in [*own, *extra]}
+        wrapper.__doc__ = command.__doc__
+        wrapper.__name__ = command.__name__
+        return wrapper
+
+    return decorate
+
+
+def _key(name: str) -> str:
+    """A parameter name that shadows nothing."""
+    return name + "_" if name in ("set", "format") else name

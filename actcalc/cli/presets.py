@@ -1,0 +1,68 @@
+"""``actcalc presets list | show``: what is built in, and where every value comes from."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from actcalc.cli.options import OutputOptions, with_options
+from actcalc.cli.output import chosen_format, emit
+from actcalc.errors import SpecError
+from actcalc.io import presets as store
+from actcalc.render.presets import list_sheets, show_sheets
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+
+@app.command("list", context_settings={"help_option_names": ["-h", "--help"]})
+@with_options(OutputOptions)
+def list_(
+    output: OutputOptions,
+    kind: Annotated[
+        str | None, typer.Argument(metavar="[KIND]", help="models, devices, frameworks or runs.")
+    ] = None,
+) -> int:
+    """List the presets of one kind, or of all."""
+    chosen_format(output)
+    if kind is not None and kind not in store.KINDS:
+        close = store.suggestion(kind, store.KINDS)
+        raise SpecError(f"unknown kind {kind!r}", close or "kinds: " + ", ".join(store.KINDS))
+    kinds = [k for k in store.KINDS if kind in (None, k)]
+    found = {k: [store.load(k, name) for name in store.names(k)] for k in kinds}
+    document: dict[str, Any] = {
+        "schema": "actcalc/presets/1",
+        "presets": [
+            {"kind": preset.kind, "name": preset.name, "title": preset.title}
+            for group in found.values()
+            for preset in group
+        ],
+    }
+    emit(list_sheets(found), document, output)
+    return 0
+
+
+@app.command("show", context_settings={"help_option_names": ["-h", "--help"]})
+@with_options(OutputOptions)
+def show(
+    output: OutputOptions,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a preset.")],
+) -> int:
+    """Show one preset: every value with its source."""
+    chosen_format(output)
+    kind = next((k for k in store.KINDS if store.exists(k, name)), None)
+    if kind is None:
+        every = [n for k in store.KINDS for n in store.names(k)]
+        hint = store.suggestion(name, every) or "`actcalc presets list` lists them"
+        raise SpecError(f"unknown preset {name!r}", hint)
+    preset = store.load(kind, name)
+    document = {
+        "schema": "actcalc/preset/1",
+        "kind": preset.kind,
+        "name": preset.name,
+        "title": preset.title,
+        "values": preset.values,
+        "sources": preset.sources,
+    }
+    emit(show_sheets(preset), document, output)
+    return 0

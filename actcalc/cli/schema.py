@@ -1,0 +1,67 @@
+"""``actcalc schema [NAME]``: JSON Schema of the input and of each output."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+
+from actcalc.cli.options import OutputOptions, with_options
+from actcalc.cli.output import write_whole
+from actcalc.errors import SpecError
+from actcalc.io.presets import suggestion
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+INPUTS = {
+    "run": ("actcalc.specs.schema", "run_schema"),
+    "model": ("actcalc.specs.model", "Model"),
+    "layout": ("actcalc.specs.layout", "Layout"),
+    "workload": ("actcalc.specs.workload", "Workload"),
+    "framework": ("actcalc.specs.framework", "Framework"),
+}
+OUTPUTS = {
+    "compare": ("actcalc.planner.compare", "Comparison"),
+    "breakdown": ("actcalc.planner.breakdown", "Breakdown"),
+}
+NAMES = (*INPUTS, *OUTPUTS)
+
+
+def schema_of(name: str) -> dict[str, Any]:
+    """The JSON Schema called ``name``; ``SpecError`` if there is none."""
+    if name not in NAMES:
+        raise SpecError(
+            f"unknown schema {name!r}", suggestion(name, NAMES) or "schemas: " + ", ".join(NAMES)
+        )
+    module, attribute = {**INPUTS, **OUTPUTS}[name]
+    found = getattr(import_module(module), attribute)
+    if name == "run":
+        body = found()
+    else:
+        body = found.json_schema() if name in OUTPUTS else found.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **body}
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@with_options(OutputOptions)
+def schema(
+    output: OutputOptions,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Which schema; all if none is named.")
+    ] = None,
+) -> int:
+    """JSON Schema of the input (run, model, layout, ...) and of each command's JSON."""
+    if output.format not in (None, "json"):
+        raise SpecError(f"a schema is JSON, not {output.format}", "drop --format")
+    document = schema_of(name) if name else {each: schema_of(each) for each in NAMES}
+    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    if output.output:
+        from pathlib import Path
+
+        write_whole(Path(output.output), text)
+    else:
+        sys.stdout.write(text)
+    return 0

@@ -1,0 +1,972 @@
+"""Model types of the hub as data: which keys hold the sizes, and what the code fixes.
+
+``facts`` are fields of the model that every configuration of a type shares; ``flags``, ``rates``
+and ``rules`` are read from the configuration, with the library's own default for a missing key.
+Facts and defaults are those of the type's modelling code in transformers 5.24, in training mode;
+types that the library does not hold (``remote``) follow the code published with the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+Keys = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Where a type keeps its mixture of experts."""
+
+    router: str = "softmax"
+    """Field ``router`` of the mixture."""
+    count: Keys = ("num_experts", "num_local_experts", "n_routed_experts")
+    """Keys of the number of routed experts."""
+    topk: Keys = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk")
+    """Keys of the experts per token."""
+    width: Keys = ("moe_intermediate_size",)
+    """Keys of one expert's width."""
+    shared_width: Keys = ()
+    """Keys of the summed width of the experts every token passes."""
+    shared_count: Keys = ()
+    """Keys of the number of such experts, each as wide as a routed one."""
+    shared_default: int = 0
+    """Number of such experts the library takes for a missing key."""
+    layers: str = "all"
+    """Rule that says which layers have experts (a name in ``patterns.MLP_RULES``)."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the mixture that never change."""
+    aux_key: str = "router_aux_loss_coef"
+    """Key of the load-balancing loss's weight."""
+    aux: bool = True
+    """Whether there is such a loss when the key is missing."""
+    optional: bool = False
+    """Without a number of experts every layer is dense; else that number is required."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model type, or several that share code."""
+
+    code: str
+    """Where the facts were read."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Model fields that hold for every configuration."""
+    keys: Mapping[str, Keys] = field(default_factory=dict)
+    """Keys of a size where the common spellings (``SIZES``) do not hold or come second."""
+    defaults: Mapping[str, int] = field(default_factory=dict)
+    """Sizes the library takes for a missing key (kv_heads and head_dim; others if nested)."""
+    flags: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
+    """Boolean model field -> (key, library default)."""
+    rates: Mapping[str, tuple[Keys, float]] = field(default_factory=dict)
+    """Dropout field -> (keys, library default)."""
+    activation: tuple[str, str] = ("hidden_act", "silu")
+    """Key of the activation and the library's default; an empty key where the code fixes it."""
+    tied: bool = False
+    """Library default of ``tie_word_embeddings``."""
+    rotary: float = 1.0
+    """Library default of the share of a head that is rotated."""
+    windows: str = "uniform"
+    """Rule for sliding windows (a name in ``patterns.WINDOW_RULES``)."""
+    window_keys: Keys = ("sliding_window",)
+    """Keys of the window."""
+    window_default: int = 0
+    """Window the library takes for a missing key."""
+    no_rope: str = ""
+    """Rule for layers without rotary position (a name in ``patterns.ROPE_RULES``)."""
+    experts: Experts | None = None
+    """Mixture of experts."""
+    latent: bool = False
+    """Multi-head latent attention."""
+    eager: bool = False
+    """The library has no scaled_dot_product_attention for the type: eager is its default."""
+    adjust: Keys = ()
+    """Exceptions, by name, applied in order (``read.ADJUST``)."""
+    wide: bool = False
+    """A missing feed-forward width means four times hidden."""
+    vision: bool = False
+    """Reads patches of an image instead of tokens."""
+
+
+SIZES: dict[str, Keys] = {
+    "hidden": ("hidden_size", "n_embd", "d_model", "n_embed", "dim"),
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
+    "head_dim": ("head_dim", "attention_head_dim"),
+    "ffn": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff"),
+    "vocab": ("vocab_size",),
+    "positions": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"),
+}
+"""Spellings of each size, the first one present counts."""
+
+ACTIVATIONS: dict[str, str] = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_new",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_new",
+    "gelu_accurate": "gelu_new",
+    "gelu_fast": "gelu_fast",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "relu2": "relu2",
+    "silu": "silu",
+    "swish": "silu",
+}
+"""Names in ``transformers.activations.ACT2FN`` -> the model's field ``activation``."""
+
+
+def _more(base: Family, code: str, **changes: Any) -> Family:
+    """``base`` with ``changes``; mappings are merged, so that only differences are written."""
+    merged = {
+        name: {**getattr(base, name), **value}
+        if isinstance(value, dict) and name != "experts"
+        else value
+        for name, value in changes.items()
+    }
+    return replace(base, code=code, **merged)
+
+
+def _code(name: str) -> str:
+    return f"transformers 5.24, modeling_{name}.py"
+
+
+_RATE: dict[str, tuple[Keys, float]] = {"attention_dropout": (("attention_dropout",), 0.0)}
+_ALL_BIAS = {"qkv_bias": ("attention_bias", False), "out_bias": ("attention_bias", False)}
+
+LLAMA = Family(
+    code=_code("llama"),
+    facts={
+        "norm": "rmsnorm",
+        "position": "rotary",
+        "gated": True,
+        "qkv_bias": False,
+        "out_bias": False,
+        "mlp_bias": False,
+    },
+    flags={**_ALL_BIAS, "mlp_bias": ("mlp_bias", False)},
+    rates=_RATE,
+    windows="none",
+    defaults={"hidden": 4096, "ffn": 11008, "layers": 32, "heads": 32, "vocab": 32000},
+)
+_PLAIN = _more(LLAMA, _code("llama"), flags={}, defaults={})
+_PLAIN = replace(_PLAIN, flags={}, defaults={})
+_ATTENTION_BIAS = replace(_PLAIN, flags=_ALL_BIAS)
+
+MISTRAL = replace(
+    _PLAIN,
+    code=_code("mistral"),
+    windows="uniform",
+    window_keys=("sliding_window", "sliding_window_size"),
+    window_default=4096,
+    defaults={
+        "hidden": 4096, "ffn": 14336, "layers": 32, "heads": 32, "kv_heads": 8, "vocab": 32000,
+    },
+)  # fmt: skip
+_NO_WINDOW = replace(MISTRAL, window_default=0)
+
+MIXTRAL = replace(_NO_WINDOW, code=_code("mixtral"), experts=Experts(width=("intermediate_size",)))
+QWEN2 = replace(
+    _PLAIN,
+    code=_code("qwen2"),
+    facts={**_PLAIN.facts, "qkv_bias": True},
+    windows="qwen_upper",
+    defaults={"hidden": 4096, "ffn": 22016, "layers": 32, "heads": 32, "vocab": 151936},
+)
+QWEN3 = replace(
+    _ATTENTION_BIAS,
+    code=_code("qwen3"),
+    facts={**_PLAIN.facts, "qk_norm": "head"},
+    windows="qwen_upper",
+    defaults={
+        "hidden": 4096, "ffn": 22016, "layers": 32, "heads": 32, "head_dim": 128, "vocab": 151936,
+    },
+)  # fmt: skip
+_QWEN_EXPERTS = Experts(layers="qwen", optional=True)
+GEMMA = replace(
+    _ATTENTION_BIAS,
+    code=_code("gemma"),
+    facts={**_PLAIN.facts, "norm": "gemma_rmsnorm"},
+    activation=("hidden_act", "gelu_pytorch_tanh"),
+    tied=True,
+    defaults={"head_dim": 256, "kv_heads": 16},
+)
+GEMMA2 = replace(
+    GEMMA,
+    code=_code("gemma2"),
+    facts={**GEMMA.facts, "norm_placement": "sandwich"},
+    activation=("hidden_activation", "gelu_pytorch_tanh"),
+    windows="every_2",
+    window_default=4096,
+    defaults={
+        "hidden": 2304, "ffn": 9216, "layers": 26, "heads": 8, "kv_heads": 4, "head_dim": 256,
+        "vocab": 256000,
+    },
+    adjust=("softcaps_gemma2",),
+    eager=True,
+)  # fmt: skip
+GEMMA3 = replace(
+    GEMMA2,
+    code=_code("gemma3"),
+    facts={**GEMMA2.facts, "qk_norm": "head"},
+    windows="every_6",
+    defaults={**GEMMA2.defaults, "vocab": 262208},
+    adjust=("softcaps",),
+    eager=False,
+)
+_NO_GROUPS: dict[str, Keys] = {"kv_heads": ()}
+"""The type's code gives every query head its own key and value."""
+GPT2 = Family(
+    code=_code("gpt2"),
+    facts={"position": "learned", "packed_qkv": True},
+    keys=_NO_GROUPS,
+    rates={
+        "hidden_dropout": (("resid_pdrop",), 0.1),
+        "attention_dropout": (("attn_pdrop",), 0.1),
+        "embedding_dropout": (("embd_pdrop",), 0.1),
+    },
+    activation=("activation_function", "gelu_new"),
+    tied=True,
+    windows="none",
+    wide=True,
+)
+GPTJ = Family(
+    code=_code("gptj"),
+    facts={
+        "position": "rotary",
+        "parallel": "one_norm",
+        "qkv_bias": False,
+        "out_bias": False,
+        "head_bias": True,
+    },
+    keys=_NO_GROUPS,
+    rates={
+        "hidden_dropout": (("resid_pdrop",), 0.0),
+        "attention_dropout": (("attn_pdrop",), 0.0),
+        "embedding_dropout": (("embd_pdrop",), 0.0),
+    },
+    activation=("activation_function", "gelu_new"),
+    windows="none",
+    wide=True,
+    adjust=("rotary_dim_64",),
+)
+GPT_NEOX = Family(
+    code=_code("gpt_neox"),
+    facts={"position": "rotary", "packed_qkv": True},
+    keys=_NO_GROUPS,
+    flags={"qkv_bias": ("attention_bias", True), "out_bias": ("attention_bias", True)},
+    rates={
+        "hidden_dropout": (("hidden_dropout",), 0.0),
+        "attention_dropout": (("attention_dropout",), 0.0),
+        "embedding_dropout": (("hidden_dropout",), 0.0),
+    },
+    activation=("hidden_act", "gelu"),
+    windows="none",
+    rotary=0.25,
+    adjust=("parallel_residual",),
+)
+PHI = Family(
+    code=_code("phi"),
+    facts={"position": "rotary", "parallel": "one_norm", "head_bias": True},
+    rates={
+        "hidden_dropout": (("resid_pdrop",), 0.0),
+        "attention_dropout": (("attention_dropout", "attn_pdrop"), 0.0),
+        "embedding_dropout": (("embd_pdrop",), 0.0),
+    },
+    activation=("hidden_act", "gelu_new"),
+    windows="none",
+    rotary=0.5,
+    adjust=("qk_layernorm",),
+)
+BERT = Family(
+    code=_code("bert"),
+    facts={
+        "position": "learned",
+        "embedding_norm": True,
+        "norm_placement": "post",
+        "final_norm": False,
+        "causal": False,
+        "head": "mlm",
+        "head_bias": True,
+    },
+    keys=_NO_GROUPS,
+    rates={
+        "hidden_dropout": (("hidden_dropout_prob",), 0.1),
+        "attention_dropout": (("attention_probs_dropout_prob",), 0.1),
+        "embedding_dropout": (("hidden_dropout_prob",), 0.1),
+    },
+    activation=("hidden_act", "gelu"),
+    tied=True,
+    windows="none",
+    adjust=("token_types", "encoder_head"),
+)
+T5 = Family(
+    code=_code("t5"),
+    facts={
+        "norm": "rmsnorm",
+        "position": "relative",
+        "qkv_bias": False,
+        "out_bias": False,
+        "mlp_bias": False,
+    },
+    keys={**_NO_GROUPS, "head_dim": ("d_kv",)},
+    rates={
+        "hidden_dropout": (("dropout_rate",), 0.1),
+        "attention_dropout": (("dropout_rate",), 0.1),
+        "embedding_dropout": (("dropout_rate",), 0.1),
+        "activation_dropout": (("dropout_rate",), 0.1),
+    },
+    activation=("", ""),
+    tied=True,
+    windows="none",
+    defaults={"head_dim": 64},
+    adjust=("t5",),
+)
+COHERE = replace(
+    _ATTENTION_BIAS,
+    code=_code("cohere"),
+    facts={
+        **_PLAIN.facts,
+        "norm": "layernorm",
+        "norm_bias": False,
+        "parallel": "one_norm",
+    },
+    tied=True,
+    adjust=("cohere_qk_norm",),
+)
+OLMO2 = replace(
+    _ATTENTION_BIAS,
+    code=_code("olmo2"),
+    facts={**_PLAIN.facts, "norm_placement": "post_sublayer", "qk_norm": "full"},
+)
+_LATENT = replace(
+    _PLAIN,
+    latent=True,
+    flags=_ALL_BIAS,
+    experts=Experts(
+        layers="first_dense",
+        shared_count=("n_shared_experts",),
+        aux_key="aux_loss_alpha",
+        optional=True,
+    ),
+    adjust=("expert_groups", "prediction_layers"),
+)
+DEEPSEEK_V2 = replace(
+    _LATENT,
+    experts=replace(_LATENT.experts or Experts(), shared_default=2),
+    code=_code("deepseek_v2"),
+    flags={**_ALL_BIAS, "mlp_bias": ("mlp_bias", False)},
+)
+_BIAS_FREE_BALANCE = {"correction_bias": True}
+DEEPSEEK_V3 = replace(
+    _LATENT,
+    code=_code("deepseek_v3"),
+    experts=replace(
+        _LATENT.experts or Experts(),
+        router="sigmoid",
+        facts=_BIAS_FREE_BALANCE,
+        aux=False,
+        shared_default=1,
+    ),
+)
+GLM = replace(
+    _PLAIN,
+    code=_code("glm"),
+    facts={**_PLAIN.facts, "packed_gate": True},
+    flags={"qkv_bias": ("attention_bias", True)},
+    rotary=0.5,
+    defaults={"head_dim": 128, "kv_heads": 2},
+)
+GLM4_MOE = replace(
+    _PLAIN,
+    code=_code("glm4_moe"),
+    flags={"qkv_bias": ("attention_bias", False)},
+    rotary=0.5,
+    experts=DEEPSEEK_V3.experts,
+    adjust=("use_qk_norm", "expert_groups", "prediction_layers"),
+)
+GRANITE_MOE = replace(
+    _ATTENTION_BIAS,
+    code=_code("granitemoe"),
+    experts=Experts(router="softmax_topk", width=("intermediate_size",)),
+)
+FALCON = Family(
+    code=_code("falcon"),
+    facts={"packed_qkv": True},
+    flags={
+        "qkv_bias": ("bias", False),
+        "out_bias": ("bias", False),
+        "mlp_bias": ("bias", False),
+    },
+    keys={"ffn": ("ffn_hidden_size",)},
+    rates={
+        "hidden_dropout": (("hidden_dropout",), 0.0),
+        "attention_dropout": (("attention_dropout",), 0.0),
+    },
+    activation=("activation", "gelu"),
+    tied=True,
+    windows="none",
+    wide=True,
+    adjust=("falcon",),
+)
+VIT = Family(
+    code=_code("vit"),
+    facts={"position": "learned", "causal": False, "tied": False},
+    keys=_NO_GROUPS,
+    flags={"qkv_bias": ("qkv_bias", True)},
+    rates={
+        "hidden_dropout": (("hidden_dropout_prob",), 0.0),
+        "attention_dropout": (("attention_probs_dropout_prob",), 0.0),
+        "embedding_dropout": (("hidden_dropout_prob",), 0.0),
+    },
+    activation=("hidden_act", "gelu"),
+    windows="none",
+    vision=True,
+    adjust=("patches",),
+)
+_TEXT_TOWER = Family(
+    code=_code("clip"),
+    facts={"position": "learned", "head": "none", "tied": False},
+    keys=_NO_GROUPS,
+    rates=_RATE,
+    activation=("hidden_act", "quick_gelu"),
+    windows="none",
+    defaults={"hidden": 512, "ffn": 2048, "layers": 12, "heads": 8, "vocab": 49408},
+    adjust=("tower_positions",),
+)
+
+FAMILIES: dict[str, Family] = {
+    # Llama and what differs from it in a few facts
+    "llama": LLAMA,
+    "internlm3": _more(
+        LLAMA,
+        "transformers 5.24, configuration_internlm3.py (runs modeling_llama.py)",
+        flags={"qkv_bias": ("qkv_bias", False), "out_bias": ("qkv_bias", False),
+               "mlp_bias": ("bias", False)},
+    ),
+    "exaone": _more(
+        LLAMA,
+        "transformers 5.24, configuration_exaone.py (runs modeling_llama.py)",
+        activation=("activation_function", "silu"),
+    ),
+    "granite": _more(LLAMA, _code("granite")),
+    "smollm3": replace(
+        LLAMA, code=_code("smollm3"), windows="listed", no_rope="every_4", tied=True,
+        defaults={"kv_heads": 4},
+    ),
+    "cwm": replace(
+        _PLAIN, code=_code("cwm"), flags={"mlp_bias": ("mlp_bias", False)}, windows="full_every_4",
+        window_default=8192, defaults={"head_dim": 128, "kv_heads": 8},
+    ),
+    "seed_oss": replace(
+        LLAMA,
+        code=_code("seed_oss"),
+        flags={"qkv_bias": ("attention_bias", True), "out_bias": ("attention_out_bias", False),
+               "mlp_bias": ("mlp_bias", False)},
+        rates={"attention_dropout": (("attention_dropout",), 0.1),
+               "hidden_dropout": (("residual_dropout",), 0.1)},
+        defaults={"head_dim": 128, "kv_heads": 8},
+    ),
+    "arcee": replace(
+        LLAMA, code=_code("arcee"), facts={**LLAMA.facts, "gated": False},
+        activation=("hidden_act", "relu2"), defaults={},
+    ),
+    "helium": replace(
+        LLAMA, code=_code("helium"),
+        flags={"qkv_bias": ("attention_bias", False), "mlp_bias": ("mlp_bias", False)},
+        defaults={"head_dim": 128},
+    ),
+    "jais2": replace(
+        LLAMA,
+        code=_code("jais2"),
+        facts={**LLAMA.facts, "norm": "layernorm", "gated": False},
+        flags={"qkv_bias": ("attention_bias", True), "out_bias": ("attention_bias", True),
+               "mlp_bias": ("mlp_bias", True)},
+        activation=("hidden_act", "relu2"),
+        defaults={},
+    ),
+    "nemotron": replace(
+        LLAMA, code=_code("nemotron"),
+        facts={**LLAMA.facts, "norm": "layernorm", "gated": False},
+        activation=("hidden_act", "relu2"), rotary=0.5, defaults={},
+    ),
+    "ernie4_5": replace(
+        LLAMA,
+        code=_code("ernie4_5"),
+        flags={"qkv_bias": ("use_bias", False), "out_bias": ("use_bias", False),
+               "mlp_bias": ("use_bias", False)},
+        rates={},
+        tied=True,
+        defaults={"head_dim": 128, "kv_heads": 2},
+    ),
+    "ernie4_5_moe": replace(
+        LLAMA,
+        code=_code("ernie4_5_moe"),
+        flags={"qkv_bias": ("use_bias", False), "out_bias": ("use_bias", False),
+               "mlp_bias": ("use_bias", False), "head_bias": ("use_bias", False)},
+        rates={},
+        tied=True,
+        defaults={"kv_heads": 4},
+        experts=Experts(
+            count=("moe_num_experts",), topk=("moe_k",), shared_count=("moe_num_shared_experts",),
+            shared_default=2,
+            layers="interval", facts=_BIAS_FREE_BALANCE,
+        ),
+        adjust=("no_expert_bias",),
+    ),
+    "hunyuan_v1_dense": replace(
+        _ATTENTION_BIAS, code=_code("hunyuan_v1_dense"), facts={**_PLAIN.facts, "qk_norm": "head"},
+    ),
+    "hunyuan_v1_moe": replace(
+        _ATTENTION_BIAS, code=_code("hunyuan_v1_moe"), facts={**_PLAIN.facts, "qk_norm": "head"},
+        experts=Experts(
+            topk=("moe_topk",), width=("intermediate_size",), shared_count=(),
+        ),
+        adjust=("hunyuan_experts",),
+    ),
+    # Mistral
+    "mistral": MISTRAL,
+    "ministral": replace(MISTRAL, code=_code("ministral"), windows="listed_or_uniform"),
+    "ministral3": replace(
+        _NO_WINDOW, code=_code("ministral3"),
+        defaults={**_NO_WINDOW.defaults, "head_dim": 128, "layers": 34, "vocab": 131072},
+    ),
+    "mixtral": MIXTRAL,
+    "mistral4": replace(
+        _LATENT, code=_code("mistral4"),
+        experts=Experts(layers="first_dense", shared_count=("n_shared_experts",)),
+    ),
+    "phimoe": replace(
+        _ATTENTION_BIAS,
+        code=_code("phimoe"),
+        facts={**_PLAIN.facts, "norm": "layernorm"},
+        flags={**_ALL_BIAS, "head_bias": ("lm_head_bias", False)},
+        windows="uniform",
+        experts=Experts(width=("intermediate_size",)),
+        defaults={"kv_heads": 8},
+    ),
+    "minimax_m2": replace(
+        _PLAIN,
+        code=_code("minimax_m2"),
+        facts={**_PLAIN.facts, "qk_norm": "full"},
+        experts=Experts(
+            router="sigmoid", width=("intermediate_size",), facts=_BIAS_FREE_BALANCE,
+        ),
+        defaults={"head_dim": 128, "kv_heads": 8},
+        adjust=("rotary_dim", "prediction_modules"),
+    ),
+    # Qwen
+    "qwen": Family(
+        code="Qwen/Qwen-7B modeling_qwen.py",
+        facts={**_PLAIN.facts, "qkv_bias": True, "packed_qkv": True},
+        keys={"head_dim": ("kv_channels",)},
+        rates={
+            "attention_dropout": (("attn_dropout_prob", "attn_pdrop"), 0.0),
+            "embedding_dropout": (("emb_dropout_prob", "embd_pdrop"), 0.0),
+        },
+        activation=("", "silu"),
+        windows="none",
+        adjust=("qwen1",),
+    ),
+    "qwen2": QWEN2,
+    "qwen2_moe": replace(
+        QWEN2,
+        code=_code("qwen2_moe"),
+        flags={"qkv_bias": ("qkv_bias", True)},
+        windows="qwen_even",
+        experts=replace(
+            _QWEN_EXPERTS, shared_width=("shared_expert_intermediate_size",),
+            facts={"shared_gate": True},
+        ),
+        defaults={},
+    ),
+    "qwen3": QWEN3,
+    "qwen3_moe": replace(
+        QWEN3, code=_code("qwen3_moe"), windows="qwen_all", experts=_QWEN_EXPERTS, defaults={},
+    ),
+    "mimo": replace(
+        QWEN2, code="XiaomiMiMo/MiMo-7B modeling_mimo.py", adjust=("prediction_layers",),
+    ),
+    # Gemma
+    "gemma": GEMMA,
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
+    "vaultgemma": replace(
+        GEMMA2, code=_code("vaultgemma"), facts={**GEMMA.facts, "norm_placement": "pre"},
+    ),
+    # Phi
+    "phi": PHI,
+    "phi3": replace(
+        _PLAIN,
+        code=_code("phi3"),
+        facts={**_PLAIN.facts, "packed_qkv": True, "packed_gate": True},
+        rates={"attention_dropout": (("attention_dropout",), 0.0),
+               "hidden_dropout": (("resid_pdrop",), 0.0)},
+        windows="uniform",
+    ),
+    # GPT and its relatives
+    "gpt2": GPT2,
+    "gpt_bigcode": replace(
+        GPT2, code=_code("gpt_bigcode"), activation=("activation_function", "gelu_pytorch_tanh"),
+        adjust=("multi_query",),
+    ),
+    "gpt_neo": Family(
+        code=_code("gpt_neo"),
+        facts={"position": "learned", "qkv_bias": False},
+        keys=_NO_GROUPS,
+        rates={
+            "hidden_dropout": (("resid_dropout",), 0.0),
+            "attention_dropout": (("attention_dropout",), 0.0),
+            "embedding_dropout": (("embed_dropout",), 0.0),
+        },
+        activation=("activation_function", "gelu_new"),
+        tied=True,
+        wide=True,
+        windows="gpt_neo",
+        window_keys=("window_size",),
+        window_default=256,
+        eager=True,
+    ),
+    "gptj": GPTJ,
+    "codegen": replace(
+        GPTJ, code=_code("codegen"), facts={**GPTJ.facts, "packed_qkv": True},
+    ),
+    "gpt_neox": GPT_NEOX,
+    "phi-msft": replace(
+        PHI, code="microsoft/phi-1_5 modeling_phi.py",
+        facts={**PHI.facts, "packed_qkv": True, "family": "phi"},
+        activation=("activation_function", "gelu_new"),
+        wide=True,
+        adjust=("rotary_dim",),
+    ),
+    "falcon": FALCON,
+    "opt": Family(
+        code=_code("opt"),
+        facts={"position": "learned"},
+        flags={"qkv_bias": ("enable_bias", True), "out_bias": ("enable_bias", True),
+               "mlp_bias": ("enable_bias", True)},
+        keys={**_NO_GROUPS, "ffn": ("ffn_dim",)},
+        rates={"hidden_dropout": (("dropout",), 0.1),
+               "attention_dropout": (("attention_dropout",), 0.0)},
+        activation=("activation_function", "relu"),
+        tied=True,
+        windows="none",
+        adjust=("opt",),
+    ),
+    "bloom": Family(
+        code=_code("bloom"),
+        facts={"position": "alibi", "embedding_norm": True, "packed_qkv": True},
+        keys={"ffn": ()},
+        rates={"hidden_dropout": (("hidden_dropout",), 0.0),
+               "attention_dropout": (("attention_dropout",), 0.0)},
+        activation=("", "gelu_pytorch_tanh"),
+        tied=True,
+        wide=True,
+        windows="none",
+        eager=True,
+        adjust=("bloom",),
+    ),
+    "mpt": Family(
+        code=_code("mpt"),
+        facts={"norm_bias": False, "qkv_bias": False, "out_bias": False, "mlp_bias": False,
+               "packed_qkv": True},
+        keys={"ffn": ()},
+        activation=("", "gelu"),
+        tied=True,
+        wide=True,
+        windows="none",
+        eager=True,
+        adjust=("mpt",),
+    ),
+    "dbrx": Family(
+        code=_code("dbrx"),
+        facts={**_PLAIN.facts, "norm": "layernorm", "norm_bias": False, "packed_qkv": True},
+        keys={"ffn": ()},
+        rates={"hidden_dropout": (("resid_pdrop",), 0.0)},
+        activation=("", "silu"),
+        windows="none",
+        adjust=("dbrx",),
+    ),
+    "biogpt": Family(
+        code=_code("biogpt"),
+        facts={"position": "learned"},
+        rates={
+            "hidden_dropout": (("hidden_dropout_prob",), 0.1),
+            "attention_dropout": (("attention_probs_dropout_prob",), 0.1),
+            "embedding_dropout": (("hidden_dropout_prob",), 0.1),
+            "activation_dropout": (("activation_dropout",), 0.0),
+        },
+        activation=("hidden_act", "gelu"),
+        tied=True,
+        windows="none",
+        adjust=("two_more_positions",),
+    ),
+    "xglm": Family(
+        code=_code("xglm"),
+        facts={"position": "none"},
+        keys={**_NO_GROUPS, "heads": ("attention_heads",), "ffn": ("ffn_dim",)},
+        rates={
+            "hidden_dropout": (("dropout",), 0.1),
+            "attention_dropout": (("attention_dropout",), 0.1),
+            "embedding_dropout": (("dropout",), 0.1),
+            "activation_dropout": (("activation_dropout",), 0.0),
+        },
+        activation=("activation_function", "gelu"),
+        tied=True,
+        windows="none",
+        eager=True,
+    ),
+    "starcoder2": Family(
+        code=_code("starcoder2"),
+        facts={"position": "rotary"},
+        flags={"qkv_bias": ("use_bias", True), "out_bias": ("use_bias", True),
+               "mlp_bias": ("use_bias", True)},
+        rates={
+            "hidden_dropout": (("residual_dropout",), 0.0),
+            "attention_dropout": (("attention_dropout",), 0.0),
+            "embedding_dropout": (("embedding_dropout",), 0.0),
+        },
+        activation=("hidden_act", "gelu_pytorch_tanh"),
+        tied=True,
+        windows="uniform",
+        defaults={"kv_heads": 2},
+    ),
+    "stablelm": Family(
+        code=_code("stablelm"),
+        facts={**_PLAIN.facts, "norm": "layernorm"},
+        flags={"qkv_bias": ("use_qkv_bias", False)},
+        rates={"attention_dropout": (("attention_dropout",), 0.0),
+               "hidden_dropout": (("hidden_dropout",), 0.0)},
+        windows="none",
+        rotary=0.25,
+        adjust=("stablelm", "stablelm_qk_norm"),
+    ),
+    "persimmon": Family(
+        code=_code("persimmon"),
+        facts={"position": "rotary", "packed_qkv": True},
+        keys=_NO_GROUPS,
+        rates={"attention_dropout": (("attention_dropout",), 0.0),
+               "hidden_dropout": (("hidden_dropout",), 0.0)},
+        activation=("hidden_act", "relu2"),
+        windows="none",
+        rotary=0.5,
+        adjust=("persimmon_qk_norm",),
+    ),
+    # OLMo
+    "olmo": replace(
+        _ATTENTION_BIAS, code=_code("olmo"), facts={**_PLAIN.facts, "norm": "nonparametric"},
+        adjust=("clip_qkv",),
+    ),
+    "olmo2": OLMO2,
+    "olmo3": replace(OLMO2, code=_code("olmo3"), windows="every_4", window_default=4096),
+    "olmoe": replace(
+        _ATTENTION_BIAS, code=_code("olmoe"), facts={**_PLAIN.facts, "qk_norm": "full"},
+        experts=Experts(width=("intermediate_size",)), adjust=("clip_qkv",),
+    ),
+    "flex_olmo": replace(
+        OLMO2, code=_code("flex_olmo"), experts=Experts(width=("intermediate_size",)),
+    ),
+    # Cohere
+    "cohere": COHERE,
+    "cohere2": replace(
+        COHERE, code=_code("cohere2"), windows="every_4", window_default=4096,
+        no_rope="full_attention", adjust=(),
+    ),
+    # DeepSeek, Kimi
+    "deepseek": replace(
+        _ATTENTION_BIAS, code="deepseek-ai/deepseek-moe-16b-base modeling_deepseek.py",
+        experts=Experts(
+            layers="first_dense", shared_count=("n_shared_experts",), aux_key="aux_loss_alpha",
+            optional=True,
+        ),
+    ),
+    "deepseek_v2": DEEPSEEK_V2,
+    "deepseek_v3": DEEPSEEK_V3,
+    "kimi_k2": replace(
+        DEEPSEEK_V3, code="moonshotai/Kimi-K2-Base modeling_deepseek.py (the DeepSeek-V3 code)",
+    ),
+    "dots1": replace(
+        _ATTENTION_BIAS, code=_code("dots1"), facts={**_PLAIN.facts, "qk_norm": "head"},
+        windows="qwen_upper_always",
+        window_default=4096,
+        experts=DEEPSEEK_V3.experts, adjust=("expert_groups",),
+    ),
+    # GLM
+    "glm": GLM,
+    "glm4": replace(
+        GLM, code=_code("glm4"), facts={**GLM.facts, "norm_placement": "sandwich"},
+    ),
+    "glm4_moe": GLM4_MOE,
+    "glm4_moe_lite": replace(
+        DEEPSEEK_V3,
+        code=_code("glm4_moe_lite"),
+        experts=replace(DEEPSEEK_V3.experts or Experts(), layers="listed_first_dense"),
+    ),
+    "chatglm": Family(
+        code="THUDM/chatglm3-6b modeling_chatglm.py",
+        facts={**_PLAIN.facts, "packed_qkv": True, "packed_gate": True},
+        keys={
+            "ffn": ("ffn_hidden_size",),
+            "layers": ("num_layers",),
+            "vocab": ("padded_vocab_size", "vocab_size"),
+            "kv_heads": ("multi_query_group_num",),
+            "head_dim": ("kv_channels",),
+            "positions": ("seq_length",),
+        },
+        flags={
+            "qkv_bias": ("add_qkv_bias", False),
+            "out_bias": ("add_bias_linear", False),
+            "mlp_bias": ("add_bias_linear", False),
+            "final_norm": ("post_layer_norm", True),
+        },
+        rates={"attention_dropout": (("attention_dropout",), 0.0),
+               "hidden_dropout": (("hidden_dropout",), 0.0)},
+        activation=("", "silu"),
+        windows="none",
+        rotary=0.5,
+        adjust=("chatglm",),
+    ),
+    # Granite
+    "granitemoe": GRANITE_MOE,
+    "granitemoeshared": replace(
+        GRANITE_MOE, code=_code("granitemoeshared"),
+        experts=replace(
+            GRANITE_MOE.experts or Experts(), shared_width=("shared_intermediate_size",)
+        ),
+    ),
+    # OpenAI, Meta
+    "gpt_oss": replace(
+        _PLAIN,
+        code=_code("gpt_oss"),
+        facts={**_PLAIN.facts, "attention_sinks": True},
+        flags={"qkv_bias": ("attention_bias", True), "out_bias": ("attention_bias", True)},
+        activation=("", "swiglu_oai"),
+        windows="every_2",
+        window_default=128,
+        experts=Experts(
+            router="softmax_topk", width=("intermediate_size",),
+            facts={"bias": True, "router_bias": True},
+        ),
+        defaults={"head_dim": 64, "kv_heads": 8},
+        eager=True,
+    ),
+    "llama4_text": replace(
+        _ATTENTION_BIAS,
+        code=_code("llama4"),
+        keys={"ffn": ("intermediate_size_mlp",)},
+        windows="llama4",
+        window_keys=("attention_chunk_size",),
+        window_default=8192,
+        no_rope="every_4",
+        experts=Experts(
+            router="sigmoid", width=("intermediate_size",), shared_width=("intermediate_size",),
+            layers="interleave", facts={"scale_input": True},
+        ),
+        defaults={
+            "hidden": 5120, "ffn": 16384, "layers": 48, "heads": 40, "kv_heads": 8,
+            "head_dim": 128, "vocab": 202048,
+        },
+        adjust=("llama4_qk_norm",),
+    ),
+    # Code published with the checkpoint
+    "minicpm": replace(
+        _ATTENTION_BIAS, code="openbmb/MiniCPM-2B-sft-bf16 modeling_minicpm.py", tied=True,
+    ),
+    "minicpm3": replace(
+        _LATENT, code=_code("minicpm3"), tied=True, experts=None,
+        flags={**_ALL_BIAS, "mlp_bias": ("mlp_bias", False)}, adjust=(),
+    ),
+    "internlm": replace(
+        _PLAIN, code="internlm/internlm-7b modeling_internlm.py",
+        flags={"qkv_bias": ("bias", True), "out_bias": ("bias", True)},
+    ),
+    "internlm2": replace(
+        _PLAIN, code="internlm/internlm2-7b modeling_internlm2.py",
+        facts={**_PLAIN.facts, "packed_qkv": True},
+        flags={"qkv_bias": ("bias", False), "out_bias": ("bias", False)},
+    ),
+    "baichuan": replace(
+        _PLAIN, code="baichuan-inc/Baichuan2-7B-Base modeling_baichuan.py",
+        facts={**_PLAIN.facts, "packed_qkv": True}, rates={}, adjust=("baichuan",),
+    ),
+    "exaone4": replace(
+        _PLAIN,
+        code=_code("exaone4"),
+        facts={**_PLAIN.facts, "norm_placement": "post_sublayer", "qk_norm": "head"},
+        windows="every_4",
+        window_default=4096,
+        no_rope="full_attention_if_windowed",
+    ),
+    # Encoders
+    "bert": BERT,
+    "roberta": replace(BERT, code=_code("roberta")),
+    "xlm-roberta": replace(BERT, code=_code("xlm_roberta")),
+    "camembert": replace(BERT, code=_code("camembert")),
+    "ernie": replace(BERT, code=_code("ernie"), adjust=("ernie_task", *BERT.adjust)),
+    "data2vec-text": replace(BERT, code=_code("data2vec_text")),
+    "electra": replace(BERT, code=_code("electra"), adjust=(*BERT.adjust, "embedding_size")),
+    "distilbert": replace(
+        BERT,
+        code=_code("distilbert"),
+        keys={**_NO_GROUPS, "ffn": ("hidden_dim",)},
+        rates={
+            "hidden_dropout": (("dropout",), 0.1),
+            "attention_dropout": (("attention_dropout",), 0.1),
+            "embedding_dropout": (("dropout",), 0.1),
+        },
+        activation=("activation", "gelu"),
+        adjust=("encoder_head", "distilbert"),
+    ),
+    # Vision, and text towers
+    "vit": VIT,
+    "vit_msn": replace(VIT, code=_code("vit_msn")),
+    "ijepa": replace(VIT, code=_code("ijepa")),
+    "clip_text_model": _TEXT_TOWER,
+    "siglip_text_model": replace(
+        _TEXT_TOWER,
+        code=_code("siglip"),
+        facts={**_TEXT_TOWER.facts, "causal": False},
+        activation=("hidden_act", "gelu_pytorch_tanh"),
+        defaults={"hidden": 768, "ffn": 3072, "layers": 12, "heads": 12, "vocab": 32000},
+        adjust=("tower_positions", "siglip_head"),
+    ),
+    # Encoder-decoders
+    "t5": T5,
+    "mt5": replace(T5, code=_code("mt5"), adjust=("t5_gated",)),
+    "umt5": replace(
+        T5, code=_code("umt5"), facts={**T5.facts, "relative_every_layer": True},
+        adjust=("t5_gated",),
+    ),
+}  # fmt: skip
+"""Every model type that can be read."""
+
+ALIASES: dict[str, str] = {
+    "RefinedWeb": "falcon",
+    "RefinedWebModel": "falcon",
+    "gpt-sw3": "gpt2",
+    "stablelm_epoch": "stablelm",
+    "Yi": "llama",
+    "yi": "llama",
+    "aquila": "llama",
+    "xverse": "llama",
+    "siglip2_text_model": "siglip_text_model",
+    "hunyuan": "hunyuan_v1_dense",
+    "gemma3": "gemma3_text",
+    "llama4": "llama4_text",
+    "clip": "clip_text_model",
+    "siglip": "siglip_text_model",
+    "mistral3": "mistral",
+    "qwen2_vl": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "phi3_v": "phi3",
+}
+"""Other names of those types: old spellings, and the language models of vision-language types."""
+
+NESTS: Keys = ("text_config", "llm_config", "language_config")
+"""Where a model of several parts keeps its language model."""

@@ -1,0 +1,272 @@
+"""Which layers are windowed, which have experts, which have no rotary position.
+
+Each rule is that of the type's configuration class or decoder layer in transformers 5.24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from actcalc.errors import SpecError
+from actcalc.io.hub.families import Experts, Family
+from actcalc.io.hub.values import Values
+
+Kinds = tuple[str, ...]
+
+_KINDS = {
+    "full_attention": "full",
+    "attention": "full",
+    "sliding_attention": "sliding",
+    "chunked_attention": "chunked",
+}
+
+
+def window_of(family: Family, values: Values) -> int:
+    """Window in tokens: the configuration's, or the library's default for a missing key."""
+    key = values.first(family.window_keys)
+    if key is not None:
+        return values.integer(key, 0)
+    if any(values.named(key) for key in family.window_keys):
+        return 0
+    return family.window_default
+
+
+def _every(values: Values, layers: int, period: int) -> Kinds:
+    """All sliding but every ``period``-th layer."""
+    return tuple("full" if (i + 1) % period == 0 else "sliding" for i in range(layers))
+
+
+def _letters(values: Values, layers: int, pattern: str) -> Kinds:
+    """A pattern written in letters, L for sliding and G for full, repeated (EXAONE 4)."""
+    if not pattern or set(pattern) - {"L", "G"} or len(pattern) > 1000:
+        raise values.wrong(
+            "sliding_window_pattern", "neither a number nor letters L and G", "write e.g. LLLG"
+        )
+    return tuple("sliding" if pattern[i % len(pattern)] == "L" else "full" for i in range(layers))
+
+
+def _every_by_default(period: int) -> Callable[[Values, int], Kinds]:
+    def rule(values: Values, layers: int) -> Kinds:
+        key = "sliding_window_pattern"
+        if isinstance(values.data.get(key), str):
+            return _letters(values, layers, str(values.data[key]))
+        return _every(values, layers, values.size((key,)) or period)
+
+    return rule
+
+
+def _uniform(values: Values, layers: int) -> Kinds:
+    return ("sliding",) * layers
+
+
+def _none(values: Values, layers: int) -> Kinds:
+    return ()
+
+
+def _full_every_4(values: Values, layers: int) -> Kinds:
+    return tuple("full" if i % 4 == 0 else "sliding" for i in range(layers))
+
+
+def _upper(values: Values, layers: int, default: int) -> Kinds:
+    first = values.integer("max_window_layers") if values.has("max_window_layers") else default
+    return tuple("sliding" if i >= first else "full" for i in range(layers))
+
+
+def _qwen_upper(values: Values, layers: int) -> Kinds:
+    return _upper(values, layers, 28) if values.flag("use_sliding_window", False) else ()
+
+
+def _qwen_upper_always(values: Values, layers: int) -> Kinds:
+    return _upper(values, layers, 62)
+
+
+def _qwen_even(values: Values, layers: int) -> Kinds:
+    if not values.flag("use_sliding_window", False):
+        return ()
+    last = values.integer("max_window_layers") if values.has("max_window_layers") else 28
+    return tuple("sliding" if i % 2 == 0 and i < last else "full" for i in range(layers))
+
+
+def _qwen_all(values: Values, layers: int) -> Kinds:
+    return ("sliding",) * layers if values.flag("use_sliding_window", False) else ()
+
+
+def _smollm3(values: Values, layers: int) -> Kinds:
+    if not values.flag("use_sliding_window", False):
+        return ()
+    still = _unrotated_every_4(values, layers, ())
+    return tuple("sliding" if i in still else "full" for i in range(layers))
+
+
+def _llama4(values: Values, layers: int) -> Kinds:
+    still = _unrotated_every_4(values, layers, ())
+    return tuple("full" if i in still else "chunked" for i in range(layers))
+
+
+def _gpt_neo(values: Values, layers: int) -> Kinds:
+    """``[[["global", "local"], 12]]``: groups of layer kinds, each repeated."""
+    key = "attention_types"
+    wrong = values.wrong(key, "not groups of layer kinds", 'write [[["global", "local"], 12]]')
+    listed = values.items("attention_layers")
+    if listed is None:
+        listed = []
+        for group in values.items(key) or [[["global", "local"], layers // 2]]:
+            if not (isinstance(group, list | tuple) and len(group) == 2):
+                raise wrong
+            kinds, count = group
+            if not isinstance(kinds, list) or isinstance(count, bool):
+                raise wrong
+            if not isinstance(count, int) or not 0 <= count * len(kinds) <= layers:
+                raise wrong
+            listed += kinds * count
+    if len(listed) != layers:
+        raise SpecError(
+            f"{values.label(key)} describes {len(listed)} layers, there are {layers}",
+            "give one kind per layer",
+        )
+    if any(kind not in ("global", "local") for kind in listed):
+        raise wrong
+    return tuple("sliding" if kind == "local" else "full" for kind in listed)
+
+
+WINDOW_RULES: dict[str, Callable[[Values, int], Kinds]] = {
+    "none": _none,
+    "uniform": _uniform,
+    "listed_or_uniform": _uniform,
+    "listed": _smollm3,
+    "every_2": lambda values, layers: _every(values, layers, 2),
+    "every_4": _every_by_default(4),
+    "every_6": _every_by_default(6),
+    "full_every_4": _full_every_4,
+    "qwen_upper": _qwen_upper,
+    "qwen_upper_always": _qwen_upper_always,
+    "qwen_even": _qwen_even,
+    "qwen_all": _qwen_all,
+    "gpt_neo": _gpt_neo,
+    "llama4": _llama4,
+}
+"""Rule name -> kinds of attention, empty for all full. ``layer_types`` overrides any rule."""
+
+
+def attention_kinds(family: Family, values: Values, layers: int, window: int) -> Kinds:
+    """Kind of attention per layer; empty when every layer attends to all tokens."""
+    listed = values.items("layer_types", layers) if values.has("layer_types") else None
+    if listed is not None:
+        if any(not isinstance(kind, str) or kind not in _KINDS for kind in listed):
+            raise values.wrong("layer_types", "not layer kinds", "name each layer's attention")
+        kinds = tuple(_KINDS[kind] for kind in listed)
+    elif not window:
+        return ()
+    else:
+        kinds = WINDOW_RULES[family.windows](values, layers)
+    return kinds if window and any(kind != "full" for kind in kinds) else ()
+
+
+def _unrotated_every_4(values: Values, layers: int, kinds: Kinds) -> tuple[int, ...]:
+    """``no_rope_layers`` marks layers without rotary position by 0; else every fourth is one."""
+    listed = values.items("no_rope_layers") or None
+    if listed is not None:
+        if len(listed) != layers or any(entry not in (0, 1) for entry in listed):
+            raise values.wrong("no_rope_layers", f"not {layers} entries of 0 or 1", "one per layer")
+        return tuple(i for i, entry in enumerate(listed) if not entry)
+    key = "no_rope_layer_interval"
+    interval = values.size((key,)) or 4
+    return tuple(i for i in range(layers) if (i + 1) % interval == 0)
+
+
+def _unrotated_full(values: Values, layers: int, kinds: Kinds) -> tuple[int, ...]:
+    if not kinds:
+        return tuple(range(layers))
+    return tuple(i for i, kind in enumerate(kinds) if kind == "full")
+
+
+def _unrotated_full_if_windowed(values: Values, layers: int, kinds: Kinds) -> tuple[int, ...]:
+    return tuple(i for i, kind in enumerate(kinds) if kind == "full")
+
+
+ROPE_RULES: dict[str, Callable[[Values, int, Kinds], tuple[int, ...]]] = {
+    "every_4": _unrotated_every_4,
+    "full_attention": _unrotated_full,
+    "full_attention_if_windowed": _unrotated_full_if_windowed,
+}
+"""Rule name -> indices of layers without rotary position."""
+
+
+def _qwen(values: Values, layers: int) -> Kinds:
+    step = values.size(("decoder_sparse_step",)) or 1
+    dense = values.indices("mlp_only_layers")
+    return tuple(
+        "moe" if i not in dense and (i + 1) % step == 0 else "dense" for i in range(layers)
+    )
+
+
+def _first_dense(values: Values, layers: int) -> Kinds:
+    first = values.integer("first_k_dense_replace") if values.has("first_k_dense_replace") else 0
+    key = "moe_layer_freq"
+    if isinstance(values.data.get(key), list):
+        listed = values.items(key, layers) or []
+        if any(entry not in (0, 1) for entry in listed):
+            raise values.wrong(key, "not entries of 0 or 1", "give one per layer")
+        return tuple("moe" if entry else "dense" for entry in listed)
+    every = values.size((key,)) or 1
+    return tuple("moe" if i >= first and i % every == 0 else "dense" for i in range(layers))
+
+
+def _listed_first_dense(values: Values, layers: int) -> Kinds:
+    if values.has("first_k_dense_replace"):
+        return _first_dense(values, layers)
+    return ("dense",) + ("moe",) * (layers - 1)
+
+
+def _interval(values: Values, layers: int) -> Kinds:
+    """ERNIE 4.5: every ``moe_layer_interval``-th layer from a first to a last index."""
+    interval = values.size(("moe_layer_interval",)) or 1
+    start = _index(values, "moe_layer_start_index", 1)
+    end = _index(values, "moe_layer_end_index", -1)
+    last = layers - 1 if end < 0 else end
+    return tuple(
+        "moe" if (i + 1) % interval == 0 and start <= i <= last else "dense" for i in range(layers)
+    )
+
+
+def _index(values: Values, key: str, default: int) -> int:
+    if not values.has(key):
+        return default
+    if values.data[key] == -1 and not isinstance(values.data[key], bool):
+        return -1
+    found = values.data[key]
+    if isinstance(found, list | tuple):
+        if not found or len(set(map(repr, found))) != 1:
+            raise values.wrong(key, "differs between text and image experts", "give one number")
+        return Values({key: found[0]}, values.path).integer(key)
+    return values.integer(key)
+
+
+def _interleave(values: Values, layers: int) -> Kinds:
+    listed = values.indices("moe_layers") if values.has("moe_layers") else None
+    if listed is None:
+        step = values.size(("interleave_moe_layer_step",)) or 1
+        listed = frozenset(range(step - 1, layers, step))
+    return tuple("moe" if i in listed else "dense" for i in range(layers))
+
+
+MLP_RULES: dict[str, Callable[[Values, int], Kinds]] = {
+    "all": lambda values, layers: ("moe",) * layers,
+    "qwen": _qwen,
+    "first_dense": _first_dense,
+    "listed_first_dense": _listed_first_dense,
+    "interval": _interval,
+    "interleave": _interleave,
+}
+"""Rule name -> kind of feed-forward per layer. ``mlp_layer_types`` overrides any rule."""
+
+
+def mlp_kinds(experts: Experts, values: Values, layers: int) -> Kinds:
+    """Kind of feed-forward per layer."""
+    listed = values.items("mlp_layer_types", layers) if values.has("mlp_layer_types") else None
+    if listed is None:
+        return MLP_RULES[experts.layers](values, layers)
+    names = {"sparse": "moe", "moe": "moe", "dense": "dense"}
+    if any(not isinstance(kind, str) or kind not in names for kind in listed):
+        raise values.wrong("mlp_layer_types", "not sparse or dense", "name each layer's kind")
+    return tuple(names[kind] for kind in listed)

@@ -1,0 +1,158 @@
+"""Model types that no graph here describes, and why: they are refused, not approximated."""
+
+from __future__ import annotations
+
+from actcalc.errors import SpecError
+from actcalc.io.hub.values import Values, shown
+
+_MAMBA = "its layers are state-space (Mamba) layers, not attention"
+_HYBRID = "it mixes state-space (Mamba) layers with attention"
+_LINEAR = "it has linear_attention layers (a recurrent state, not attention scores)"
+_CONV = "it mixes short-convolution layers with attention"
+_RECURRENT = "its layers are recurrent, not attention"
+_SPARSE = "its attention picks keys by a learned indexer"
+_BART = "its decoder and encoder keep position tables and norms of their own"
+_VISION = "vision backbones of this kind are not described"
+
+# Layer kinds are stated by each type's modelling code in transformers 5.24 (or, where it has
+# none, by the code published with the checkpoint).
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "mamba-2"), _MAMBA),
+    **dict.fromkeys(
+        (
+            "jamba", "zamba", "zamba2", "bamba", "nemotron_h", "nemotron_h_omni", "falcon_h1",
+            "granitemoehybrid", "hymba", "plamo2", "bailing_hybrid",
+        ),
+        _HYBRID,
+    ),
+    **dict.fromkeys(
+        (
+            "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "minimax",
+            "minimax_text_01", "MiniMaxText01", "kimi_linear", "olmo_hybrid",
+        ),
+        _LINEAR,
+    ),
+    **dict.fromkeys(("lfm2", "lfm2_moe", "lfm2_vl", "lfm3", "lfm3_vl"), _CONV),
+    **dict.fromkeys(("rwkv", "rwkv5", "rwkv6", "xlstm", "recurrent_gemma", "retnet"), _RECURRENT),
+    **dict.fromkeys(
+        ("deepseek_v32", "glm_moe_dsa", "glm5_next"),
+        _SPARSE + " (sparse attention over latent keys)",
+    ),
+    "deepseek_v4": (
+        "its attention compresses keys per layer (compress_ratios), groups the output projection "
+        "and widens the residual stream (hc_mult)"
+    ),
+    "nemotron-nas": (
+        "each block has sizes of its own (block_configs), some with no-op attention or feed-forward"
+    ),
+    "deci": "each layer has its own number of key/value heads",
+    **dict.fromkeys(
+        ("mimo_v2_flash", "mimo_v2"),
+        "sliding and full-attention layers differ in key/value heads, and values are narrower "
+        "than keys",
+    ),
+    "gemma3n": "it has per-layer embeddings and alternating updates of a widened stream",
+    "gemma3n_text": "it has per-layer embeddings and alternating updates of a widened stream",
+    "gemma4": "layers differ in head width and share keys and values",
+    "gemma4_text": "layers differ in head width and share keys and values",
+    "openelm": "each layer has its own number of heads and feed-forward width",
+    "albert": "its layers share one set of weights",
+    "jetmoe": "its attention heads are a mixture of experts",
+    "doge": "its attention weighs keys by a learned dynamic mask",
+    "diffllama": "its attention is the difference of two softmaxes",
+    "afmoe": "its attention output passes a learned gate",
+    "bitnet": "its projections are ternary, with norms inside attention and feed-forward",
+    "nanochat": "its norms have no weights",
+    "gpt_neox_japanese": "only its last layer has an output bias",
+    "apertus": "its activation xIELU has learned parameters",
+    "longcat_flash": "its layers hold two attentions and a shortcut mixture of experts",
+    "arctic": "a dense feed-forward runs beside the mixture of experts",
+    "grok-1": "its norms and routing are not described",
+    "hyperclovax": "its norm placement is not described",
+    "modernbert": "its first layer has no norm and its head no bias",
+    "modernbert-decoder": "its first layer has no norm and its head no bias",
+    "deberta": "its disentangled attention scores content and position apart",
+    "deberta-v2": "its disentangled attention scores content and position apart",
+    "xlnet": "its two-stream attention is not described",
+    "reformer": "its layers are reversible, with hashed attention",
+    "longformer": "its attention is windowed with global tokens",
+    "big_bird": "its attention is block-sparse",
+    "longt5": "its encoder attention is local or transient-global",
+    "switch_transformers": "its experts drop tokens beyond a capacity",
+    "megatron-bert": "a pre-norm encoder with a final norm before the masked-LM head",
+    "roberta-prelayernorm": "a pre-norm encoder with a final norm before the masked-LM head",
+    "xlm-roberta-xl": "a pre-norm encoder with a final norm before the masked-LM head",
+    **dict.fromkeys(
+        (
+            "bart", "mbart", "pegasus", "blenderbot", "blenderbot-small", "marian", "m2m_100",
+            "plbart", "led", "whisper", "nllb-moe", "speech_to_text", "moonshine",
+        ),
+        f"an encoder-decoder of the BART kind: {_BART}",
+    ),
+    **dict.fromkeys(
+        (
+            "swin", "swinv2", "convnext", "convnextv2", "resnet", "beit", "dinov2", "dinov3_vit",
+            "clip_vision_model", "siglip_vision_model", "pixtral", "sam", "detr", "vit_mae", "deit",
+        ),
+        _VISION,
+    ),
+}  # fmt: skip
+
+# Keys that only layers other than attention have; they mark a type the table does not know.
+_MARKS: dict[str, str] = {
+    "ssm_state_size": "state-space (Mamba) layers",
+    "state_size": "state-space (Mamba) layers",
+    "mamba_d_state": "state-space (Mamba) layers",
+    "mamba_num_heads": "state-space (Mamba) layers",
+    "mamba_d_ssm": "state-space (Mamba) layers",
+    "hybrid_override_pattern": "a hybrid pattern of layers",
+    "linear_key_head_dim": "linear_attention layers",
+    "linear_conv_kernel_dim": "linear_attention layers",
+    "linear_attn_config": "linear_attention layers",
+    "conv_L_cache": "short-convolution layers",
+    "lru_width": "recurrent layers",
+    "block_configs": "blocks with sizes of their own",
+    "index_topk": "attention that picks keys by a learned indexer",
+    "compress_ratios": "attention over compressed keys",
+}
+
+ATTENTION_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
+
+
+def refuse(model_type: str, values: Values) -> None:
+    """Raise ``SpecError`` naming the layer type when no graph describes this configuration."""
+    reason = REFUSED.get(model_type)
+    if reason is None:
+        reason = next(
+            (
+                f"{values.label(key)} says it has {what}"
+                for key, what in _MARKS.items()
+                if values.has(key)
+            ),
+            None,
+        )
+    odd = other_layers(values)
+    if odd:
+        counted = ", ".join(f"{count} {name}" for name, count in odd.items())
+        reason = (
+            f"{reason}: {values.label('layer_types')} lists {counted}"
+            if reason
+            else f"{values.label('layer_types')} lists {counted}, which are not attention layers"
+        )
+    if reason:
+        raise SpecError(
+            f"model_type {shown(model_type)} cannot be described: {reason}",
+            "nothing is estimated for it; a model of attention layers can be given as YAML",
+        )
+
+
+def other_layers(values: Values) -> dict[str, int]:
+    """Layer types listed that are not attention, with their number."""
+    listed = values.data.get("layer_types") or values.data.get("layers_block_type")
+    counts: dict[str, int] = {}
+    if isinstance(listed, list):
+        for name in listed:
+            if isinstance(name, str) and name not in ATTENTION_LAYERS:
+                label = name[:40]
+                counts[label] = counts.get(label, 0) + 1
+    return dict(sorted(counts.items())[:4])

@@ -1,0 +1,88 @@
+"""Presets: models, devices, framework profiles and runs kept as YAML, every value with its source.
+
+A preset file has ``title``, ``source`` (of every value that states no other) and sections of
+``key: value`` or ``key: {value: ..., source: ...}``. Reading separates values from sources.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from actcalc.errors import SpecError
+from actcalc.io.yamlfile import read_mapping
+
+Kind = Literal["models", "devices", "frameworks", "runs"]
+KINDS: tuple[Kind, ...] = ("models", "devices", "frameworks", "runs")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One preset file: plain values, and where each came from (dotted key -> source)."""
+
+    kind: Kind
+    name: str
+    title: str
+    values: Mapping[str, Any]
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
+@cache
+def presets_root() -> Path:
+    """The folder with the presets: inside the installed package, else beside pyproject.toml."""
+    package = Path(__file__).resolve().parent.parent
+    for candidate in (package / "_presets", package.parent / "presets"):
+        if candidate.is_dir():
+            return candidate
+    raise SpecError("the presets are missing from this installation", "reinstall actcalc")
+
+
+@cache
+def names(kind: Kind) -> tuple[str, ...]:
+    """Names of all presets of ``kind``, sorted."""
+    return tuple(sorted(path.stem for path in (presets_root() / kind).glob("*.yaml")))
+
+
+def suggestion(word: str, known: tuple[str, ...] | list[str]) -> str:
+    """A hint that names the closest known word, or lists where to look."""
+    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else ""
+
+
+def exists(kind: Kind, name: str) -> bool:
+    """Whether a preset of that name exists."""
+    return name in names(kind)
+
+
+def load(kind: Kind, name: str) -> Preset:
+    """Read one preset; ``SpecError`` with a did-you-mean for an unknown name."""
+    if not exists(kind, name):
+        what = kind.removesuffix("s")
+        hint = suggestion(name, names(kind)) or f"`actcalc presets list {kind}` lists them"
+        raise SpecError(f"unknown {what} {name!r}", hint)
+    data = read_mapping(presets_root() / kind / f"{name}.yaml")
+    title = str(data.pop("title", name))
+    default = str(data.pop("source", ""))
+    data.pop("name", None)
+    sources: dict[str, str] = {}
+    values = _unwrap(data, "", default, sources)
+    return Preset(kind=kind, name=name, title=title, values=values, sources=sources)
+
+
+def _unwrap(node: Any, path: str, default: str, sources: dict[str, str]) -> Any:
+    if isinstance(node, dict):
+        if "value" in node and set(node) <= {"value", "source"}:
+            sources[path] = str(node.get("source", default))
+            return node["value"]
+        inner = str(node["source"]) if "source" in node else default
+        return {
+            key: _unwrap(value, f"{path}.{key}" if path else str(key), inner, sources)
+            for key, value in node.items()
+            if key != "source"
+        }
+    sources[path] = default
+    return node

@@ -1,0 +1,107 @@
+"""A whole model as graphs: embedding, runs of equal layers, head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from actcalc.layers.algebra import Expr, total
+from actcalc.layers.context import Context, sizes_of
+from actcalc.layers.ends import embedding_graph, head_graph
+from actcalc.layers.graph import Graph, Weight
+from actcalc.layers.layer import layer_graph
+from actcalc.layers.mtp import mtp_graph
+from actcalc.specs import Framework, LayerKind, Layout, Model, Workload
+
+
+@dataclass(frozen=True)
+class LayerRun:
+    """Consecutive equal layers: what they are, their graph, how many."""
+
+    kind: LayerKind
+    graph: Graph
+    count: int
+
+
+@dataclass(frozen=True)
+class ModelGraph:
+    """The graphs of one run and the sizes to evaluate them at.
+
+    ``mtp`` are the multi-token-prediction layers, which live beside the head.
+    """
+
+    context: Context
+    embedding: Graph
+    runs: tuple[LayerRun, ...]
+    head: Graph
+    sizes: Mapping[str, Any]
+    mtp: LayerRun | None = None
+
+    @property
+    def kinds(self) -> tuple[LayerRun, ...]:
+        """Each kind of layer once, with its total count, in order of first appearance."""
+        counts: dict[LayerKind, int] = {}
+        graphs: dict[LayerKind, Graph] = {}
+        for run in self.runs:
+            counts[run.kind] = counts.get(run.kind, 0) + run.count
+            graphs.setdefault(run.kind, run.graph)
+        return tuple(LayerRun(kind, graphs[kind], count) for kind, count in counts.items())
+
+    def graphs(self) -> Iterator[tuple[Graph, int]]:
+        """Every graph with its multiplicity: embedding, layers, head, prediction layers."""
+        yield self.embedding, 1
+        for run in self.runs:
+            yield run.graph, run.count
+        yield self.head, 1
+        if self.mtp:
+            yield self.mtp.graph, self.mtp.count
+
+    def flops(self) -> Expr:
+        """Forward FLOPs of one micro-batch on one rank, layers and head."""
+        return total(op.flops * count for graph, count in self.graphs() for op in graph.ops)
+
+
+def model_graph(
+    model: Model, layout: Layout, workload: Workload, framework: Framework
+) -> ModelGraph:
+    """Build every graph of a run; equal kinds of layers share one graph."""
+    ctx = Context(model, layout, workload, framework)
+    built: dict[LayerKind, Graph] = {}
+    runs = []
+    for kind, count in model.runs():
+        if kind not in built:
+            built[kind] = layer_graph(ctx, kind)
+        runs.append(LayerRun(kind, built[kind], count))
+    mtp = None
+    if model.mtp_layers:
+        last = model.kind(model.layers - 1)
+        mtp = LayerRun(last, mtp_graph(ctx, last), model.mtp_layers)
+    return ModelGraph(
+        context=ctx,
+        embedding=embedding_graph(ctx),
+        runs=tuple(runs),
+        head=head_graph(ctx),
+        sizes=sizes_of(model, layout, workload),
+        mtp=mtp,
+    )
+
+
+def unique_weights(graphs: Iterator[tuple[Graph, int]]) -> Iterator[tuple[Weight, int]]:
+    """Every parameter tensor with its multiplicity; a shared scope only once."""
+    seen: set[str] = set()
+    for graph, count in graphs:
+        for weight in graph.weights:
+            if weight.scope:
+                if weight.scope in seen:
+                    continue
+                seen.add(weight.scope)
+            yield weight, count
+
+
+def parameters(graph: ModelGraph, sizes: Mapping[str, Any]) -> Any:
+    """Number of parameters at ``sizes``: all of them with ``whole(sizes)``, else one rank's."""
+    result: Any = 0
+    for weight, count in unique_weights(graph.graphs()):
+        result = result + weight.parameters.value(sizes) * count
+    return result

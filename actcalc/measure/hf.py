@@ -1,0 +1,394 @@
+"""Measure a transformers model from its configuration: no weights, no download, no GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from actcalc.errors import MissingExtraError, SpecError
+from actcalc.measure.fake_cuda import DEVICE, fake_cuda, patched, require_torch
+from actcalc.measure.notes import notes_on
+from actcalc.measure.record import layer_stacks
+from actcalc.measure.results import Dtype, Measured
+from actcalc.measure.run import summarise, traced_step
+
+Attention = Literal["sdpa", "eager"]
+
+_TASKS = (
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+)
+"""Heads to try when the configuration names none. Encoders also have a causal head, which
+nobody trains them with, hence the order."""
+
+
+def require_transformers() -> Any:
+    """Return the ``transformers`` module, or say how to install it.
+
+    Raises:
+        MissingExtraError: transformers is not installed.
+    """
+    require_torch()
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtraError(
+            "measuring a model by its configuration needs transformers, which is not installed",
+            hint="pip install 'actcalc[torch]'",
+        ) from error
+    return transformers
+
+
+def load_config(source: Mapping[str, Any] | str | Path) -> dict[str, Any]:
+    """Return a configuration as a plain mapping.
+
+    Args:
+        source: the mapping itself, a ``config.json``, or a folder that holds one.
+
+    Raises:
+        SpecError: the file does not exist, is no JSON object, or names no ``model_type``.
+    """
+    if isinstance(source, Mapping):
+        config, name = dict(source), "the configuration"
+    else:
+        path = Path(source)
+        path = path / "config.json" if path.is_dir() else path
+        name = str(path)
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise SpecError(
+                f"cannot read {name}: {error.strerror}", hint="give a config.json or its folder"
+            ) from error
+        except ValueError as error:
+            raise SpecError(f"{name} is not JSON: {error}", hint="give a config.json") from error
+        if not isinstance(config, dict):
+            raise SpecError(f"{name} holds no JSON object", hint="give a config.json")
+    if not isinstance(config.get("model_type"), str):
+        raise SpecError(
+            f"{name} has no model_type", hint='add one, for example "model_type": "llama"'
+        )
+    return config
+
+
+def build_config(source: Mapping[str, Any] | str | Path) -> Any:
+    """Return the transformers configuration object for a description.
+
+    Remote code named by the configuration is ignored; quantisation is dropped, since training
+    runs on the unquantised weights.
+
+    Args:
+        source: see :func:`load_config`.
+
+    Raises:
+        SpecError: unreadable, of a type that this transformers does not know, or invalid.
+    """
+    transformers = require_transformers()
+    config = load_config(source)
+    for key in ("auto_map", "quantization_config", "transformers_version", "dtype"):
+        config.pop(key, None)
+    config.pop("torch_dtype", None)
+    model_type = config.pop("model_type")
+    try:
+        built = transformers.AutoConfig.for_model(model_type, **config)
+    except Exception as error:  # transformers raises many kinds for one bad field
+        known = model_type in transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES
+        raise SpecError(
+            f"transformers {transformers.__version__} cannot read this {model_type} "
+            f"configuration: {error}"
+            if known
+            else f"transformers {transformers.__version__} does not know model_type {model_type!r}",
+            hint="check the configuration's fields" if known else "upgrade transformers",
+        ) from error
+    return built
+
+
+def shorten(config: Any, layers: int) -> None:
+    """Cut a configuration, and its per-layer lists, to a number of layers.
+
+    Raises:
+        SpecError: it states no number of layers.
+    """
+    text = config.get_text_config()
+    if not isinstance(getattr(text, "num_hidden_layers", None), int):
+        raise SpecError(
+            f"this {config.model_type} configuration states no number of layers to change",
+            hint="set num_hidden_layers in it",
+        )
+    before = text.num_hidden_layers
+    for name, value in list(vars(text).items()):
+        if isinstance(value, list) and len(value) == before and layers < before:
+            setattr(text, name, value[:layers])
+    text.num_hidden_layers = layers
+
+
+def text_part(config: Any) -> Any:
+    """Return the text model's configuration of a multimodal one, else the configuration.
+
+    Without images only the text model runs.
+    """
+    text = config.get_text_config()
+    if isinstance(text, Mapping):  # a nested configuration that its type does not know
+        return build_config(text)
+    return config if getattr(config, "is_encoder_decoder", False) else text
+
+
+def model_class(config: Any, name: str | None = None) -> Any:
+    """Return the class to train: ``name``, or the configuration's, or by its model type.
+
+    Raises:
+        SpecError: transformers has no such class, or none with a loss for this type.
+    """
+    transformers = require_transformers()
+    names = [name] if name else list(config.architectures or [])
+    for candidate in names:
+        found = getattr(transformers, candidate, None)
+        if found is not None:
+            return found
+    if name:
+        raise SpecError(
+            f"transformers {transformers.__version__} has no class {name!r}",
+            hint="name a class such as LlamaForCausalLM",
+        )
+    auto = transformers.models.auto.modeling_auto
+    for task in _TASKS:
+        known = getattr(auto, task).get(config.model_type)
+        if known is not None:
+            return getattr(transformers, known[0] if isinstance(known, tuple) else known)
+    raise SpecError(
+        f"transformers {transformers.__version__} has no language model or image classifier "
+        f"for model_type {config.model_type!r}",
+        hint="measure it as a module: --module path.py:factory",
+    )
+
+
+def torch_dtype(dtype: str) -> tuple[Any, Any]:
+    """Return (parameters' dtype, autocast dtype or None) for a name in ``Dtype``.
+
+    Raises:
+        SpecError: an unknown name.
+    """
+    torch = require_torch()
+    plain = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    if dtype in plain:
+        return plain[dtype], None
+    if dtype in ("amp-bf16", "amp-fp16"):
+        return torch.float32, plain[dtype.removeprefix("amp-")]
+    raise SpecError(f"unknown dtype {dtype!r}", hint="one of " + ", ".join(get_args(Dtype)))
+
+
+@contextlib.contextmanager
+def _without_initialisation() -> Iterator[None]:
+    """Skip filling weights with random numbers: fake ones have none."""
+    try:
+        from transformers.initialization import no_init_weights
+    except ImportError:  # transformers before 5 keeps it elsewhere
+        from transformers.modeling_utils import no_init_weights
+    with no_init_weights():
+        yield
+
+
+def build_model(
+    config: Any,
+    cls: Any,
+    *,
+    dtype: Any,
+    attention: str | None,
+    checkpointing: bool,
+    initialise: bool = False,
+) -> Any:
+    """Return the model in training mode, built from its configuration alone.
+
+    ``initialise`` fills the weights with random numbers, as only a real step needs.
+
+    Raises:
+        SpecError: the class refuses the configuration or the attention implementation.
+    """
+    try:
+        with contextlib.nullcontext() if initialise else _without_initialisation():
+            model = cls._from_config(config, dtype=dtype, attn_implementation=attention)
+            model.tie_weights()
+        model.train()
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+    except SpecError:
+        raise
+    except Exception as error:  # whatever a model's own code raises on a bad configuration
+        raise SpecError(
+            f"transformers cannot build {cls.__name__} with attention {attention!r}: {error}",
+            hint="check the configuration, or try --attention eager",
+        ) from error
+    return model
+
+
+def example_batch(
+    model: Any, config: Any, *, batch: int, seq: int, dtype: Any, padding_mask: bool, device: str
+) -> dict[str, Any]:
+    """Return a batch with labels, of the kind the model's ``forward`` takes.
+
+    A padding mask marks some position as padding, so that it cannot be dropped.
+    """
+    torch = require_torch()
+    if model.main_input_name == "pixel_values":
+        size = config.image_size
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        channels = getattr(config, "num_channels", 3)
+        return {
+            "pixel_values": torch.randn(batch, channels, height, width, device=device, dtype=dtype),
+            "labels": torch.randint(0, config.num_labels, (batch,), device=device),
+        }
+    vocab = config.get_text_config().vocab_size
+    ids = torch.randint(0, vocab, (batch, seq), device=device)
+    made = {"input_ids": ids, "labels": torch.randint(0, vocab, (batch, seq), device=device)}
+    if padding_mask:
+        mask = torch.ones(batch, seq, dtype=torch.int64, device=device)
+        mask[:, -1] = 0
+        made["attention_mask"] = mask
+    return made
+
+
+def measure_transformers(
+    source: Mapping[str, Any] | str | Path,
+    *,
+    batch: int = 1,
+    seq: int = 4096,
+    dtype: Dtype = "bf16",
+    attention: Attention | None = None,
+    padding_mask: bool = False,
+    checkpointing: bool = False,
+    layers: int | None = None,
+    cls: str | None = None,
+    flops: bool = False,
+    keep_layer: bool = False,
+    name: str | None = None,
+) -> Measured:
+    """Measure what one training step of a transformers model keeps for backward.
+
+    Args:
+        source: a configuration: mapping, ``config.json``, or a folder that holds one.
+        batch: sequences (or images) in the micro-batch.
+        seq: tokens per sequence; ignored by vision models.
+        dtype: of the parameters, or autocast over fp32 parameters.
+        attention: transformers' ``attn_implementation``; ``None`` lets it choose (sdpa where the
+            model supports it).
+        padding_mask: give an attention mask with padding in it.
+        checkpointing: ``gradient_checkpointing_enable()``.
+        layers: build fewer layers than the configuration says (the figures of one layer, the
+            head and the embedding do not change; the totals do).
+        cls: model class, when not the configuration's own.
+        flops: also count FLOPs of forward and backward.
+        keep_layer: also return :attr:`Measured.layer`, the middle layer, to be saved.
+        name: what to call the model; its ``model_type`` if absent.
+
+    Raises:
+        MissingExtraError: PyTorch or transformers is not installed.
+        SpecError: an invalid configuration or option, or a model that cannot run without data.
+    """
+    torch = require_torch()
+    transformers = require_transformers()
+    for option, value in (("batch", batch), ("seq", seq), ("layers", layers)):
+        if value is not None and value < 1:
+            raise SpecError(f"{option} is {value}", hint=f"give a {option} of 1 or more")
+    if attention is not None and attention not in get_args(Attention):
+        raise SpecError(
+            f"unknown attention {attention!r}", hint="one of " + ", ".join(get_args(Attention))
+        )
+    parameter_dtype, autocast_dtype = torch_dtype(dtype)
+    with _quiet(transformers):
+        whole = build_config(source)
+        config = whole if cls else text_part(whole)
+        if layers is not None:
+            shorten(config, layers)
+        chosen = model_class(config, cls)
+        config.use_cache = False
+        with fake_cuda() as trace, _unpacked_batch():
+            model = build_model(
+                config,
+                chosen,
+                dtype=parameter_dtype,
+                attention=attention,
+                checkpointing=checkpointing,
+            )
+            inputs = example_batch(
+                model,
+                config,
+                batch=batch,
+                seq=seq,
+                dtype=parameter_dtype,
+                padding_mask=padding_mask,
+                device=DEVICE,
+            )
+            step = traced_step(
+                model,
+                lambda: model(**inputs),
+                layers=[block for stack in layer_stacks(model) for block in stack],
+                inputs=list(inputs.values()),
+                what=chosen.__name__,
+                autocast_dtype=autocast_dtype,
+                flops=flops,
+                keep_layer=keep_layer,
+                name=name or config.model_type,
+                dtype=dtype,
+            )
+            params = sum({id(p): p.numel() for p in model.parameters()}.values())
+            kernels = dict(trace.attention_kernels)
+            notes = notes_on(model)
+    if config is not whole:
+        notes = (
+            f"Only the text model of this {whole.model_type} configuration was measured.",
+            *notes,
+        )
+    return summarise(
+        step,
+        name=name or config.model_type,
+        model_class=chosen.__name__,
+        torch_version=torch.__version__,
+        transformers_version=transformers.__version__,
+        batch=batch,
+        seq=None if "pixel_values" in inputs else seq,
+        dtype=dtype,
+        attention=config.get_text_config()._attn_implementation,
+        padding_mask=padding_mask,
+        checkpointing=checkpointing,
+        params=params,
+        attention_kernels=kernels,
+        notes=notes,
+    )
+
+
+@contextlib.contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Keep transformers' advice for trainers off the user's screen, and it off the network."""
+    from huggingface_hub import constants
+
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        with patched((constants, "HF_HUB_OFFLINE", True)):
+            yield
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+
+
+@contextlib.contextmanager
+def _unpacked_batch() -> Iterator[None]:
+    """Tell transformers that no row of the batch packs several sequences.
+
+    It reads the positions to find out, cannot on fake tensors, and then assumes the worst: a
+    full mask, which takes flash attention away (``find_packed_sequence_indices`` in
+    ``masking_utils.py``). The batch made here is not packed.
+    """
+    try:
+        from transformers import masking_utils
+    except ImportError:
+        yield
+        return
+    name = "find_packed_sequence_indices"
+    changes = [(masking_utils, name, lambda *_, **__: None)] if hasattr(masking_utils, name) else []
+    with patched(*changes):
+        yield

@@ -1,0 +1,33 @@
+"""What a trace without a GPU cannot reproduce."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actcalc.measure.fake_cuda import require_torch
+
+
+def notes_on(module: Any) -> tuple[str, ...]:
+    """Return what a trace of this module leaves out, in sentences."""
+    torch = require_torch()
+    notes = []
+    if any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in module.modules()):
+        notes.append(
+            "BatchNorm: on a GPU cuDNN also keeps a reserve buffer, whose size it alone knows."
+        )
+    if any(isinstance(m, torch.nn.RNNBase) for m in module.modules()):
+        notes.append(
+            "Recurrent layers: on a GPU cuDNN keeps one packed buffer instead of these tensors."
+        )
+    if any(map(_is_depthwise, module.modules())):
+        notes.append(
+            "State-space or linear-attention layers: measured as written in PyTorch; the fused "
+            "kernels of mamba-ssm, causal-conv1d or fla keep other tensors."
+        )
+    return tuple(notes)
+
+
+def _is_depthwise(module: Any) -> bool:
+    """Say whether a module is the short convolution that such layers begin with."""
+    torch = require_torch()
+    return isinstance(module, torch.nn.Conv1d) and 1 < module.groups == module.in_channels

@@ -1,0 +1,1 @@
+"""Saved activations, states, in-flight counts and the peak of each pipeline stage."""

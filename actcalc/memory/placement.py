@@ -1,0 +1,67 @@
+"""Which layers live on which pipeline stage, and how many microbatches each stage holds."""
+
+from __future__ import annotations
+
+from actcalc.specs import Layout, Workload
+
+Chunks = tuple[range, ...]
+
+
+def placement(layers: int, layout: Layout) -> tuple[Chunks, ...]:
+    """For each stage its chunks, each a range of layer indices in model order.
+
+    Chunk j of stage r is virtual stage j·pp + r (Narayanan et al. 2021 §2.2); in V shapes the
+    second chunk runs back through the stages, and DualPipe keeps each slice twice. An explicit
+    ``layers_per_stage`` lists virtual stages in model order; else layers are split evenly.
+    """
+    if layout.pipeline not in ("zb-v", "dualpipe", "dualpipe-v"):
+        stages, chunks = layout.pp * layout.vpp, layout.vpp
+        where = {
+            (stage, chunk): chunk * layout.pp + stage
+            for stage in range(layout.pp)
+            for chunk in range(chunks)
+        }
+    else:
+        from actcalc.memory.schedule import chunks_per_stage, slice_of, slices
+
+        stages = slices(layout.pipeline, layout.pp, layout.vpp)
+        chunks = chunks_per_stage(layout.pipeline, layout.vpp)
+        where = {
+            (stage, chunk): slice_of(layout.pipeline, layout.pp, stage, chunk, layout.vpp)
+            for stage in range(layout.pp)
+            for chunk in range(chunks)
+        }
+    counts = layout.layers_per_stage or (layers // stages,) * stages
+    starts = [sum(counts[:index]) for index in range(stages)]
+    virtual = [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
+    return tuple(
+        tuple(virtual[where[stage, chunk]] for chunk in range(chunks))
+        for stage in range(layout.pp)
+    )
+
+
+def microbatches(layout: Layout, workload: Workload) -> int:
+    """Microbatches each replica runs per step; without a global batch enough to fill the pipeline.
+
+    ``pp`` microbatches fill every schedule here (2·pp for DualPipe, whose two streams each need
+    pp).
+    """
+    if workload.global_batch:
+        return workload.global_batch // (workload.micro_batch * layout.dp)
+    return layout.pp * (2 if layout.pipeline.startswith("dualpipe") else 1)
+
+
+def held(layout: Layout, count: int) -> tuple[tuple[int, ...], ...]:
+    """For each stage and each of its chunks: microbatches whose activations it holds at its peak.
+
+    Counted by running the schedule, see :mod:`actcalc.memory.schedule`.
+    """
+    if layout.pp == 1:
+        return ((1,) * layout.vpp,)
+    from actcalc.memory.schedule import in_flight_by_chunk
+
+    moments = in_flight_by_chunk(layout.pipeline, layout.pp, count, layout.vpp)
+    return tuple(
+        tuple(a + w for a, w in zip(moment.activations, moment.stashes, strict=True))
+        for moment in moments
+    )

@@ -1,0 +1,267 @@
+"""The exact trade-off of one layer: every sensible (stored, working, cost), by dynamic programming.
+
+**The re-run set decides everything.** Given R, a tensor whose producer is not re-run must be kept
+iff backward saved it or an op of R reads it. Keeping more never helps: keeping a tensor that R
+makes anyway moves b bytes from working to stored (K + b, W - b, same cost), and in every peak model
+of this package (``inflight >= 1``) that is no better, because stored bytes weigh at least as much
+as working bytes. So options are compared by (K, K + W, cost), and one option per R is enough.
+
+**K + W is nearly constant**: it is the bytes a layer keeps without re-run, plus the tensors kept
+although backward does not need them. The third axis is therefore those extra bytes alone.
+
+**Independence.** A saved tensor is readable whether its producer is re-run or not, so it ties no
+two ops together. Only unsaved tensors do: ops fall into components linked by unsaved tensors; each
+component is solved by itself and the results are summed.
+
+**Inside a component** ops are taken in topological order. The state is the set of live unsaved
+tensors that are *absent* (producer not re-run, not kept so far): a re-run reader of an absent
+tensor makes it kept. Within one state only undominated (K, extra, cost) survive.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actcalc.errors import SpecError
+from actcalc.planner.problem import PlanLayer
+
+Ints = NDArray[np.int64]
+
+MAX_STATES = 200_000
+"""Most (state, point) pairs one component may carry before the graph is refused."""
+
+_Point = tuple[int, int, int, int]
+_LEVELS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOption:
+    """One way to run a layer: bytes, cost, the ops re-run and the tensors kept (without input).
+
+    ``stored`` counts the layer input; ``working`` are the saved tensors re-made at backward.
+    """
+
+    stored: int
+    working: int
+    cost: int
+    recompute: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerFrontier:
+    """Undominated options of a layer, sorted by stored bytes; option sets are rebuilt on demand.
+
+    ``stored``, ``working`` and ``cost`` are parallel arrays. Option ``i`` is ``frontier[i]``.
+    """
+
+    layer: PlanLayer
+    stored: Ints
+    working: Ints
+    cost: Ints
+    _parts: tuple[tuple[_Point, ...], ...]
+    _picks: tuple[tuple[Ints, Ints], ...]
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def __getitem__(self, index: int) -> LayerOption:
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        recompute = self._mask(index % len(self))
+        return layer_option(self.layer, recompute)
+
+    def __iter__(self) -> Iterator[LayerOption]:
+        return (self[i] for i in range(len(self)))
+
+    def _mask(self, index: int) -> int:
+        mask = 0
+        for part, (left, right) in zip(reversed(self._parts), reversed(self._picks), strict=True):
+            mask |= part[int(right[index])][3]
+            index = int(left[index])
+        return mask
+
+    @cached_property
+    def everything(self) -> LayerOption:
+        """Every op re-run that may be: the least that is ever stored, whatever the cost."""
+        return layer_option(self.layer, _allowed_mask(self.layer))
+
+
+def layer_option(layer: PlanLayer, recompute: int) -> LayerOption:
+    """The option of re-running the ops whose index bits are set in ``recompute``."""
+    again = [op for i, op in enumerate(layer.ops) if recompute >> i & 1]
+    made = {t for op in again for t in op.outputs}
+    read = {t for op in again for t in op.inputs}
+    kept = [
+        t
+        for t in layer.tensors
+        if t != layer.input and t not in made and (t in layer.saved_for_backward or t in read)
+    ]
+    return LayerOption(
+        stored=layer.input_bytes + sum(layer.tensors[t] for t in kept),
+        working=sum(
+            layer.tensors[t] for t in layer.saved_for_backward if t != layer.input and t in made
+        ),
+        cost=sum(op.cost for op in again),
+        recompute=tuple(op.name for op in again),
+        kept=tuple(kept),
+    )
+
+
+@lru_cache(maxsize=256)
+def layer_frontier(layer: PlanLayer) -> LayerFrontier:
+    """Every undominated option of ``layer``, by (stored, stored + working, cost). Cached.
+
+    Raises:
+        SpecError: more than ``MAX_STATES`` partial choices stay alive at once, because too many
+            unsaved tensors are alive together.
+    """
+    parts = tuple(_component(layer, ops) for ops in _components(layer))
+    axes = [np.array([layer.input_bytes]), np.array([0]), np.array([0])]
+    picks: list[tuple[Ints, Ints]] = []
+    for part in parts:
+        columns = np.array([p[:3] for p in part], dtype=np.int64).T
+        width = len(part)
+        summed = [
+            (axis[:, None] + column[None, :]).ravel()
+            for axis, column in zip(axes, columns, strict=True)
+        ]
+        keep = pareto(summed[0], summed[1], summed[2])
+        axes = [axis[keep] for axis in summed]
+        picks.append((keep // width, keep % width))
+    stored, extra, cost = axes
+    return LayerFrontier(
+        layer=layer,
+        stored=stored,
+        working=layer.total_saved_bytes - stored + extra,
+        cost=cost,
+        _parts=parts,
+        _picks=tuple(picks),
+    )
+
+
+def pareto(first: Ints, second: Ints, third: Ints) -> Ints:
+    """Indices of the points that no other point is at most equal to in all three columns.
+
+    Of equal points the earliest stays. Sorted by the first column.
+    """
+    order = np.lexsort((third, second, first))
+    b, c = second[order], third[order]
+    levels = np.unique(b)
+    if len(levels) > _LEVELS:
+        return order[_staircase(b.tolist(), c.tolist())]
+    alive = np.zeros(len(order), dtype=bool)
+    for level in levels:
+        below = np.flatnonzero(b <= level)
+        costs = c[below]
+        best = np.minimum.accumulate(costs)
+        better = np.empty(len(below), dtype=bool)
+        better[0] = True
+        better[1:] = costs[1:] < best[:-1]
+        alive[below[better & (b[below] == level)]] = True
+    return order[alive]
+
+
+def _staircase(second: list[int], third: list[int]) -> list[int]:
+    # Points come sorted by the first column; the stairs hold the undominated (second, third).
+    stair_b: list[int] = []
+    stair_c: list[int] = []
+    alive: list[int] = []
+    for i, (b, c) in enumerate(zip(second, third, strict=True)):
+        at = bisect_right(stair_b, b)
+        if at and stair_c[at - 1] <= c:
+            continue
+        alive.append(i)
+        start = at - 1 if at and stair_b[at - 1] == b else at
+        end = at
+        while end < len(stair_c) and stair_c[end] >= c:
+            end += 1
+        stair_b[start:end] = [b]
+        stair_c[start:end] = [c]
+    return alive
+
+
+def _allowed_mask(layer: PlanLayer) -> int:
+    return sum(1 << i for i, op in enumerate(layer.ops) if op.name not in layer.forbid_recompute)
+
+
+def _ties(layer: PlanLayer, op: int) -> set[str]:
+    # A tensor read by nobody, saved, or the layer input cannot link a reader to its producer.
+    return {
+        t for t in layer.ops[op].inputs if t != layer.input and t not in layer.saved_for_backward
+    }
+
+
+def _components(layer: PlanLayer) -> list[list[int]]:
+    root = list(range(len(layer.ops)))
+
+    def find(i: int) -> int:
+        while root[i] != i:
+            root[i] = root[root[i]]
+            i = root[i]
+        return i
+
+    for op in layer.order:
+        for tensor in _ties(layer, op):
+            root[find(op)] = find(layer.producer[tensor])
+    groups: dict[int, list[int]] = {}
+    for op in layer.order:
+        groups.setdefault(find(op), []).append(op)
+    return sorted(groups.values(), key=len)
+
+
+def _component(layer: PlanLayer, ops: list[int]) -> tuple[_Point, ...]:
+    last_use: dict[str, int] = {}
+    for op in ops:
+        for tensor in _ties(layer, op):
+            last_use[tensor] = op
+    states: dict[frozenset[str], list[_Point]] = {frozenset(): [(0, 0, 0, 0)]}
+    for op in ops:
+        states = _step(layer, op, last_use, states)
+        alive = sum(map(len, states.values()))
+        if alive > MAX_STATES:
+            raise SpecError(
+                f"layer type {layer.name!r} has more than {MAX_STATES} undominated partial plans",
+                hint="merge neighbouring ops, or list more tensors in saved_for_backward",
+            )
+    (points,) = states.values()
+    return tuple(points)
+
+
+def _step(
+    layer: PlanLayer,
+    index: int,
+    last_use: dict[str, int],
+    states: dict[frozenset[str], list[_Point]],
+) -> dict[frozenset[str], list[_Point]]:
+    op = layer.ops[index]
+    saved = sum(layer.tensors[t] for t in op.outputs if t in layer.saved_for_backward)
+    dead = {t for t, last in last_use.items() if last == index}
+    born = frozenset(t for t in op.outputs if t not in layer.saved_for_backward and t in last_use)
+    reads = frozenset(_ties(layer, index))
+    after: dict[frozenset[str], list[_Point]] = {}
+    for absent, points in states.items():
+        skip = (absent - dead) | born
+        after.setdefault(skip, []).extend((k + saved, n, c, m) for k, n, c, m in points)
+        if op.name in layer.forbid_recompute:
+            continue
+        made_kept = sum(layer.tensors[t] for t in absent & reads)
+        bit = 1 << index
+        after.setdefault(absent - reads - dead, []).extend(
+            (k + made_kept, n + made_kept, c + op.cost, m | bit) for k, n, c, m in points
+        )
+    return {state: _prune(points) for state, points in after.items()}
+
+
+def _prune(points: list[_Point]) -> list[_Point]:
+    if len(points) < 2:
+        return points
+    points = sorted(points, key=lambda p: (p[0], p[1], p[2], p[3].bit_count()))
+    alive = _staircase([p[1] for p in points], [p[2] for p in points])
+    return [points[i] for i in alive]

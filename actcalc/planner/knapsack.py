@@ -1,0 +1,460 @@
+"""Exact multiple-choice knapsack with multiplicities: one option for each of n equal layers.
+
+Minimise the summed cost of ``n_g`` layers of each kind g, each taking one option (weight, cost),
+with total weight within a capacity. All arithmetic that decides anything is on Python integers.
+
+1. **Bound.** Relaxed to fractions, every kind uses only the lower convex hull of its options, and
+   hull edges are taken in order of cost saved per byte until the capacity is spent (Sinha and
+   Zoltners 1979). One edge, the *break*, is taken partly: its slope is the multiplier lambda.
+2. **Core.** With lambda every option has a reduced cost ``rc >= 0``, the loss against the hull. Any
+   solution costs the bound plus its reduced costs plus lambda times unused capacity; so only
+   layers that deviate from the base with a total ``rc`` below the gap to the best known plan
+   matter (Pisinger 1995, "A minimal algorithm for the multiple-choice knapsack problem").
+3. **Search.** Deviations are added one layer at a time, states with equal weight merged; for each
+   state the number of layers moved along the break edge follows in closed form. The gap shrinks
+   as better plans are found, and an empty search proves the best one optimal.
+
+Weights lie on a lattice (sizes share large factors), so capacity is first rounded down to it,
+and costs are compared on theirs; both make the bound tight in practice.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import gcd
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actcalc.errors import SpecError
+from actcalc.planner.frontier import LayerFrontier, LayerOption, pareto
+from actcalc.planner.problem import check_int
+
+Ints = NDArray[np.int64]
+Picks = tuple[tuple[tuple[int, int], ...], ...]
+"""For each kind: (index of the option in its option set, how many layers)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to run a layer: bytes stored and working, cost, and whatever it stands for."""
+
+    stored: int
+    working: int
+    cost: int
+    payload: Any = None
+
+
+class OptionSet:
+    """The undominated options of one kind of layer, by (stored, stored + working, cost).
+
+    Build it from ready-made options (named policies) or from an exact layer frontier; keep it and
+    pass it again, since everything derived from it is cached on it.
+    """
+
+    def __init__(self, stored: Ints, working: Ints, cost: Ints, source: Sequence[Any]) -> None:
+        keep = pareto(stored, stored + working, cost)
+        self.stored: list[int] = stored[keep].tolist()
+        self.working: list[int] = working[keep].tolist()
+        self.cost: list[int] = cost[keep].tolist()
+        self._source = source
+        self._index: list[int] = keep.tolist()
+        self._k, self._w, self._c = stored[keep], working[keep], cost[keep]
+        self.levels: list[int] = np.unique(self._w).tolist()
+        self._menus: dict[int, Menu] = {}
+        self.mixes: dict[tuple[tuple[int, int, int], ...], Mix] = {}
+        self.scratch: dict[Any, Any] = {}
+
+    @classmethod
+    def of(cls, options: Sequence[Option]) -> OptionSet:
+        """The undominated ones of ``options``.
+
+        Raises:
+            SpecError: there is none, or a number is not a whole number in range.
+        """
+        if not options:
+            raise SpecError("an option set without options", hint="give at least one option")
+        for option in options:
+            for name in ("stored", "working", "cost"):
+                check_int(getattr(option, name), f"{name} of option {option.payload!r}")
+        columns = np.array([(o.stored, o.working, o.cost) for o in options], dtype=np.int64).T
+        return cls(columns[0], columns[1], columns[2], options)
+
+    @classmethod
+    def from_frontier(cls, frontier: LayerFrontier) -> OptionSet:
+        """The options of an exact layer frontier."""
+        source = _Lazy(frontier.__getitem__, len(frontier))
+        return cls(frontier.stored, frontier.working, frontier.cost, source)
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def source(self, index: int) -> Option | LayerOption:
+        """What option ``index`` was built from: an :class:`Option` or a :class:`LayerOption`."""
+        found: Option | LayerOption = self._source[self._index[index]]
+        return found
+
+    def menu(self, working: int) -> Menu | None:
+        """The options that matter when no layer may work with more than ``working`` bytes.
+
+        They are undominated by (stored, cost), cheapest last; None if no option is that small.
+        """
+        at = bisect_right(self.levels, working) - 1
+        if at < 0:
+            return None
+        menu = self._menus.get(at)
+        if menu is None:
+            allowed = np.flatnonzero(self._w <= self.levels[at])
+            costs = self._c[allowed]
+            best = np.minimum.accumulate(costs)
+            better = np.ones(len(allowed), dtype=bool)
+            better[1:] = costs[1:] < best[:-1]
+            # Options with equal stored bytes come by falling cost: the last one counts.
+            chosen = allowed[better]
+            chosen = chosen[np.append(np.diff(self._k[chosen]) > 0, True)]
+            menu = self._menus[at] = Menu(self._k[chosen], self._c[chosen], chosen.tolist())
+        return menu
+
+    def only(self, index: int) -> OptionSet:
+        """An option set of option ``index`` alone."""
+        at = np.array([index])
+        return self._derived(("only", index), self._k[at], self._w[at], self._c[at])
+
+    def together(self, layers: int, weight: int) -> OptionSet:
+        """One choice for ``layers`` layers at once, a stored byte weighing ``weight`` in all."""
+        return self._derived(
+            ("together", layers, weight), self._k * weight, self._w, self._c * layers
+        )
+
+    def as_last(self, weight: int) -> OptionSet:
+        """The options with their working set counted as stored (a layer whose backward is next)."""
+        stored = self._k * weight + self._w
+        return self._derived(("last", weight), stored, np.zeros_like(stored), self._c)
+
+    def origin(self, index: int) -> int:
+        """For a derived set: the index, in the set it came from, of option ``index``."""
+        return self._index[index]
+
+    def least_stored(self, working: Ints) -> Ints:
+        """Fewest stored bytes with at most each of these working bytes; all must be reachable."""
+        order = np.argsort(self._w, kind="stable")
+        least = np.minimum.accumulate(self._k[order])
+        at = np.searchsorted(self._w[order], working, side="right") - 1
+        found: Ints = least[at]
+        return found
+
+    @property
+    def columns(self) -> tuple[Ints, Ints, Ints]:
+        """Stored bytes, working bytes and cost of every option."""
+        return self._k, self._w, self._c
+
+    def _derived(self, key: tuple[Any, ...], stored: Ints, working: Ints, cost: Ints) -> OptionSet:
+        if key not in self.scratch:
+            source: Sequence[Any] = _Lazy(self.source, len(self))
+            made = OptionSet(stored, working, cost, source)
+            if key[0] == "only":
+                made._source, made._index = source, [key[1]]
+            self.scratch[key] = made
+        found: OptionSet = self.scratch[key]
+        return found
+
+
+class _Lazy(Sequence[Any]):
+    # Rebuilds only the options asked for.
+    def __init__(self, get: Callable[[int], Any], length: int) -> None:
+        self._get, self._length = get, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._get(index)
+
+
+@dataclass(eq=False)
+class Menu:
+    """Options sorted by rising stored bytes and falling cost, with their lower convex hull."""
+
+    stored: Ints
+    cost: Ints
+    index: list[int]
+    hull: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        ks, cs = self.ks, self.cs
+        hull: list[int] = []
+        for i in range(len(ks)):
+            while len(hull) > 1:
+                a, b = hull[-2], hull[-1]
+                # b stays only if it lies strictly below the line from a to i.
+                if (cs[a] - cs[b]) * (ks[i] - ks[b]) > (cs[b] - cs[i]) * (ks[b] - ks[a]):
+                    break
+                hull.pop()
+            hull.append(i)
+        self.hull = hull
+
+    @cached_property
+    def ks(self) -> list[int]:
+        """Stored bytes as Python integers."""
+        found: list[int] = self.stored.tolist()
+        return found
+
+    @cached_property
+    def cs(self) -> list[int]:
+        """Costs as Python integers."""
+        found: list[int] = self.cost.tolist()
+        return found
+
+    @cached_property
+    def corners(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Stored bytes and cost of the hull's corners, as floats for looser bounds only."""
+        return self.stored[self.hull].astype(np.float64), self.cost[self.hull].astype(np.float64)
+
+    @cached_property
+    def lattice(self) -> tuple[int, int]:
+        """Greatest common divisors of the differences of stored bytes and of costs."""
+        return (
+            int(np.gcd.reduce(self.stored - self.stored[0])),
+            int(np.gcd.reduce(self.cost - self.cost[0])),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Edge:
+    # Moving one layer of kind ``part`` from hull vertex ``at`` to ``at + 1``.
+    part: int
+    at: int
+    weight: int
+    saved: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Core:
+    # Everything about one break edge that does not depend on the capacity.
+    base: tuple[int, ...]
+    upper: int
+    deviations: tuple[tuple[tuple[int, int, int], ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A solved knapsack: its cost, the picks, and how many states the proof looked at."""
+
+    cost: int
+    picks: Picks
+    states: int
+
+
+class Mix:
+    """Menus with how many layers use each and the weight of a stored byte (micro-batches)."""
+
+    def __init__(self, parts: Sequence[tuple[Menu, int, int]]) -> None:
+        self.parts = tuple(parts)
+        self.least = sum(n * m * menu.ks[0] for menu, n, m in parts)
+        edges: list[tuple[int, _Edge]] = []
+        for g, (menu, n, m) in enumerate(parts):
+            ks, cs, hull = menu.ks, menu.cs, menu.hull
+            for at in range(len(hull) - 1):
+                weight = (ks[hull[at + 1]] - ks[hull[at]]) * m
+                saved = cs[hull[at]] - cs[hull[at + 1]]
+                # Floors of slopes times 2^128 order fractions of 64-bit integers exactly.
+                edges.append((-((saved << 128) // weight), _Edge(g, at, weight, saved, n)))
+        edges.sort(key=lambda e: e[0])
+        self.edges = [e for _, e in edges]
+        weight, cost = self.least, sum(n * menu.cs[0] for menu, n, _ in parts)
+        self._weights, self._costs = [weight], [cost]
+        for e in self.edges:
+            weight += e.weight * e.count
+            cost -= e.saved * e.count
+            self._weights.append(weight)
+            self._costs.append(cost)
+        self.lattice = gcd(*(m * menu.lattice[0] for menu, _, m in parts))
+        self.cost_lattice = gcd(*(menu.lattice[1] for menu, _, _ in parts)) or 1
+        self._cores: dict[int, _Core] = {}
+
+    @property
+    def cheapest(self) -> int:
+        """Cost with unlimited capacity."""
+        return self._costs[-1]
+
+    @cached_property
+    def curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Corners (capacity, cost) of the relaxed cost, which is convex and falls between them."""
+        return np.array(self._weights, dtype=np.float64), np.array(self._costs, dtype=np.float64)
+
+    def bound(self, capacity: int) -> int | None:
+        """A lower bound on the cost within ``capacity``; None if nothing fits."""
+        if capacity < self.least:
+            return None
+        if capacity >= self._weights[-1]:
+            return self._costs[-1]
+        capacity = self._round(capacity)
+        at = bisect_right(self._weights, capacity) - 1
+        edge = self.edges[at]
+        return self._costs[at] - edge.saved * (capacity - self._weights[at]) // edge.weight
+
+    def solve(self, capacity: int, cutoff: int | None = None) -> Found | None:
+        """The cheapest choice within ``capacity``; None if none costs less than ``cutoff``."""
+        if capacity < self.least:
+            return None
+        if capacity >= self._weights[-1]:
+            if cutoff is not None and self._costs[-1] >= cutoff:
+                return None
+            full = self._base(len(self.edges))
+            picks = tuple(
+                ((menu.index[b], n),) for (menu, n, _), b in zip(self.parts, full, strict=True)
+            )
+            return Found(self._costs[-1], picks, 0)
+        capacity = self._round(capacity)
+        at = bisect_right(self._weights, capacity) - 1
+        return _search(self, at, capacity - self._weights[at], self._costs[at], cutoff)
+
+    def core(self, at: int) -> _Core:
+        """Reduced costs of every option against break edge ``at`` that could matter; cached."""
+        if at not in self._cores:
+            self._cores[at] = self._make_core(at)
+        return self._cores[at]
+
+    def _round(self, capacity: int) -> int:
+        if not self.lattice:
+            return capacity
+        return capacity - (capacity - self.least) % self.lattice
+
+    def _base(self, taken: int) -> tuple[int, ...]:
+        vertex = [0] * len(self.parts)
+        for e in self.edges[:taken]:
+            vertex[e.part] = e.at + 1
+        return tuple(menu.hull[v] for (menu, _, _), v in zip(self.parts, vertex, strict=True))
+
+    def _make_core(self, at: int) -> _Core:
+        edge = self.edges[at]
+        base = self._base(at)
+        upper = self.parts[edge.part][0].hull[edge.at + 1]
+        q, p = edge.weight, edge.saved
+        lists: list[tuple[tuple[int, int, int], ...]] = []
+        for g, (menu, _, m) in enumerate(self.parts):
+            k0, c0 = menu.ks[base[g]], menu.cs[base[g]]
+            # The greedy plan leaves less than one edge unused: nothing above p * q can matter.
+            more = (menu.stored - k0).astype(np.float64) * m
+            cost = (menu.cost - c0).astype(np.float64)
+            slack = (abs(more) * p + abs(cost) * q + float(p) * q) * 1e-12
+            near = np.flatnonzero(cost * q + more * p <= float(p) * q + slack)
+            found: list[tuple[int, int, int]] = []
+            for i in near.tolist():
+                if i == base[g] or (g == edge.part and i == upper):
+                    continue
+                dw = (menu.ks[i] - k0) * m
+                rc = q * (menu.cs[i] - c0) + p * dw
+                if rc <= p * q:
+                    found.append((rc, dw, i))
+            lists.append(tuple(sorted(found)))
+        return _Core(base, upper, tuple(lists))
+
+
+_Trace = tuple[Any, int, int] | None
+
+
+def _search(mix: Mix, at: int, room: int, base_cost: int, cutoff: int | None) -> Found | None:
+    """Close the gap around break edge ``at``; see the module's docstring, step 3.
+
+    ``room`` is the capacity left when every layer sits at the base; values ``v`` below are
+    scaled costs above the bound: edge.weight * (cost - bound) = reduced costs + lambda * unused.
+    """
+    edge = mix.edges[at]
+    core = mix.core(at)
+    q, p, step = edge.weight, edge.saved, mix.cost_lattice
+    floor = q * base_cost - p * room
+    best_cost = cutoff
+    best: tuple[int, _Trace] | None = None
+    limit = q * (best_cost - 1) - floor if best_cost is not None else p * q
+    states = 0
+
+    def visit(shift: int, rc: int, layers: int, trace: _Trace) -> None:
+        nonlocal best_cost, best, limit
+        left = room - shift
+        if left < 0:
+            return
+        moved = min(left // q, layers)
+        cost = (floor + rc + p * (left - moved * q)) // q
+        if best_cost is None or cost < best_cost:
+            best_cost, best = cost, (moved, trace)
+            # The next better plan costs at least one lattice step less.
+            limit = min(limit, q * (cost - step) - floor)
+
+    visit(0, 0, edge.count, None)
+    order = [g for g in range(len(mix.parts)) if g != edge.part] + [edge.part]
+    for g in order:
+        for rc, shift, i in core.deviations[g]:
+            if rc > limit:
+                break
+            visit(shift, rc, edge.count - (g == edge.part), (None, g, i))
+    merged: dict[int, tuple[int, _Trace]] = {0: (0, None)}
+    for g in order:
+        deviations = core.deviations[g]
+        if not deviations or deviations[0][0] > limit:
+            continue
+        last = g == edge.part
+        level = {s: state for s, state in merged.items() if state[0] <= limit}
+        merged = dict(level)
+        for used in range(1, mix.parts[g][1] + 1):
+            new: dict[int, tuple[int, _Trace]] = {}
+            free = edge.count - used if last else edge.count
+            for shift, (rc, trace) in level.items():
+                for more, dw, i in deviations:
+                    total = rc + more
+                    if total > limit:
+                        break
+                    to = shift + dw
+                    states += 1
+                    known = merged.get(to)
+                    if known is not None and known[0] <= total:
+                        continue
+                    state = (total, (trace, g, i))
+                    merged[to] = new[to] = state
+                    visit(to, total, free, state[1])
+            if not new:
+                break
+            level = new
+    if best is None or best_cost is None:
+        return None
+    return Found(best_cost, _picks(mix, core, edge, *best), states)
+
+
+def _picks(mix: Mix, core: _Core, edge: _Edge, moved: int, trace: _Trace) -> Picks:
+    counts: list[dict[int, int]] = [{} for _ in mix.parts]
+    while trace is not None:
+        trace, g, i = trace
+        counts[g][i] = counts[g].get(i, 0) + 1
+    if moved:
+        counts[edge.part][core.upper] = moved
+    picks: list[tuple[tuple[int, int], ...]] = []
+    for (menu, n, _), base, count in zip(mix.parts, core.base, counts, strict=True):
+        rest = n - sum(count.values())
+        if rest:
+            count[base] = rest
+        picks.append(tuple((menu.index[i], c) for i, c in sorted(count.items())))
+    return tuple(picks)
+
+
+def mix_of(parts: Sequence[tuple[OptionSet, int, int]], working: int) -> Mix | None:
+    """The mix of option sets under a working-set limit, cached; None if a kind has no option.
+
+    ``parts`` are (options, layers, weight of a stored byte).
+    """
+    menus = [options.menu(working) for options, _, _ in parts]
+    key = tuple((id(menu), n, m) for menu, (_, n, m) in zip(menus, parts, strict=True))
+    cache = parts[0][0].mixes
+    mix = cache.get(key)
+    if mix is None:
+        ready = [
+            (menu, n, m) for menu, (_, n, m) in zip(menus, parts, strict=True) if menu is not None
+        ]
+        if len(ready) < len(parts):
+            return None
+        mix = cache[key] = Mix(ready)
+    return mix

@@ -1,0 +1,119 @@
+"""The timeline model: order matters, because layers later in the stack are freed first.
+
+Going from the last layer backward, all that earlier layers need to know of the suffix is
+
+- ``E`` = sum of (m - 1) K over the suffix: held by other micro-batches all along;
+- ``H`` = the highest the suffix ever reaches, counting only its own bytes.
+
+Adding a layer (K, W, m) in front gives ``E' = E + (m - 1) K`` and ``H' = m K + max(H, E + W)``:
+while that layer runs backward the oldest micro-batch holds its K and nothing later, and while a
+later layer does, its K is held by all m. The peak is H of the whole stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actcalc.planner.frontier import pareto
+from actcalc.planner.knapsack import OptionSet, mix_of
+
+Ints = NDArray[np.int64]
+
+
+def timeline_peak(stored: Sequence[int], working: Sequence[int], inflight: Sequence[int]) -> int:
+    """Highest bytes held by a stack (in forward order) with m micro-batches in flight per layer."""
+    excess = high = 0
+    for k, w, m in zip(reversed(stored), reversed(working), reversed(inflight), strict=True):
+        high = m * k + max(high, excess + w)
+        excess += (m - 1) * k
+    return high
+
+
+def least_peak(sets: Sequence[OptionSet], inflight: Sequence[int]) -> int:
+    """The lowest timeline peak any choice of options reaches."""
+    excess = high = np.zeros(1, dtype=np.int64)
+    for options, m in zip(reversed(sets), reversed(inflight), strict=True):
+        k, w, _ = options.columns
+        lean = pareto(k, k + w, np.zeros_like(k))
+        k, w = k[lean], w[lean]
+        high = (m * k + np.maximum(high[:, None], excess[:, None] + w)).ravel()
+        excess = (excess[:, None] + (m - 1) * k).ravel()
+        keep = pareto(high, excess, np.zeros_like(high))
+        excess, high = excess[keep], high[keep]
+    return int(high.min())
+
+
+def solve_in_order(
+    sets: Sequence[OptionSet], inflight: Sequence[int], rest: int, cutoff: int | None
+) -> tuple[int, list[int], int] | None:
+    """The cheapest options (one per layer) with a timeline peak within ``rest``.
+
+    Dynamic programming from the last layer backward over (H, E, cost), dropping what is dominated,
+    what cannot fit any more, and what the relaxed cost of the layers still to come puts at
+    ``cutoff`` or above. Returns cost, option of each layer and states seen; None if there is none.
+    """
+    curves = _curves(sets, inflight)
+    excess = high = cost = np.zeros(1, dtype=np.int64)
+    back: list[tuple[Ints, Ints]] = []
+    states = 0
+    for at in range(len(sets) - 1, -1, -1):
+        m = inflight[at]
+        k, w, c = sets[at].columns
+        width = len(k)
+        new_high = (m * k + np.maximum(high[:, None], excess[:, None] + w)).ravel()
+        new_cost = (cost[:, None] + c).ravel()
+        alive = np.flatnonzero(_promising(new_high, new_cost, rest, cutoff, curves[at]))
+        if not len(alive):
+            return None
+        new_excess = excess[alive // width] + (m - 1) * k[alive % width]
+        states += len(alive)
+        keep = pareto(new_high[alive], new_excess, new_cost[alive])
+        excess = new_excess[keep]
+        alive = alive[keep]
+        high, cost = new_high[alive], new_cost[alive]
+        back.append((alive // width, alive % width))
+    best = int(np.argmin(cost))
+    total = int(cost[best])
+    picks: list[int] = []
+    for parent, option in reversed(back):
+        picks.append(int(option[best]))
+        best = int(parent[best])
+    return total, picks, states
+
+
+_Curve = tuple[NDArray[np.float64], NDArray[np.float64]] | None
+
+
+def _curves(sets: Sequence[OptionSet], inflight: Sequence[int]) -> list[_Curve]:
+    # For each layer, the relaxed cost of everything before it, against the bytes left for that.
+    curves: list[_Curve] = []
+    counts: dict[tuple[int, int], list[int]] = {}
+    kinds: dict[tuple[int, int], OptionSet] = {}
+    for options, m in zip(sets, inflight, strict=True):
+        parts = [(kinds[key], n[0], key[1]) for key, n in counts.items()]
+        mix = mix_of(parts, max(max(o.levels) for o, _, _ in parts)) if parts else None
+        curves.append(None if mix is None else mix.curve)
+        key = (id(options), m)
+        kinds[key] = options
+        counts.setdefault(key, [0])[0] += 1
+    return curves
+
+
+def _promising(
+    high: Ints, cost: Ints, rest: int, cutoff: int | None, curve: _Curve
+) -> NDArray[np.bool_]:
+    room = rest - high
+    if curve is None:
+        fits = room >= 0
+        return fits if cutoff is None else fits & (cost < cutoff)
+    weights, costs = curve
+    fits = room >= int(weights[0])
+    if cutoff is None:
+        return fits
+    # Floating point may only ever make the bound looser: a margin far above its rounding error.
+    ahead = np.interp(room.astype(np.float64), weights, costs)
+    ahead -= 1e-9 * (float(costs[0]) + 1.0)
+    return fits & (cost + ahead < cutoff)

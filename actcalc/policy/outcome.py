@@ -1,0 +1,91 @@
+"""What a policy does to one kind of layer: bytes stored, bytes alive while re-running, FLOPs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from actcalc.layers.algebra import ONE, Expr, total
+from actcalc.layers.graph import Graph, Op, size_of
+from actcalc.layers.model import ModelGraph
+from actcalc.policy.rules import Policy, discarded, executed, rerun_ops, stored
+
+
+class LayerBytes(NamedTuple):
+    """Bytes of one layer under one policy, on one rank for one micro-batch.
+
+    ``stored`` stays from forward to backward; ``restored`` is what a re-run makes again; ``saved``
+    is what the layer saves without recomputation, ``kept`` the part of it that is stored.
+    """
+
+    stored: int
+    restored: int
+    saved: int
+    kept: int
+
+
+@dataclass(frozen=True)
+class LayerOutcome:
+    """One kind of layer under one policy, on one rank, for one micro-batch.
+
+    ``stored`` names what stays from forward to backward, ``copies`` times (the tensor-parallel
+    degree where the layer's input is kept gathered). ``restored`` names the saved tensors that a re-run makes again and that are alive
+    together when the layer's backward begins. ``rerun`` are the ops that run again.
+    """
+
+    graph: Graph
+    stored: tuple[str, ...]
+    copies: Expr
+    restored: tuple[str, ...]
+    rerun: tuple[Op, ...]
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """Names of all tensors the layer saves itself (those shared by all layers left out)."""
+        return tuple(name for name in self.graph.saved if name not in self.graph.shared)
+
+    @property
+    def stored_size(self) -> Expr:
+        """What stays from forward to backward, as one expression in bytes."""
+        return self.graph.bytes_of(self.stored) * self.copies
+
+    def sizes(self, sizes: Mapping[str, int]) -> LayerBytes:
+        """Its bytes at ``sizes``, each the sum of its leaves."""
+        return LayerBytes(
+            stored=sum(int((self.graph.tensors[n].bytes * self.copies).value(sizes)) for n in self.stored),
+            restored=int(size_of(self.graph, self.restored, sizes)),
+            saved=int(size_of(self.graph, self.own, sizes)),
+            kept=int(size_of(self.graph, (n for n in self.stored if n in self.own), sizes)),
+        )
+
+    @property
+    def rerun_flops(self) -> Expr:
+        """Forward FLOPs run again, on one rank."""
+        return total(op.flops for op in self.rerun)
+
+
+def layer_outcome(model: ModelGraph, graph: Graph, policy: Policy) -> LayerOutcome:
+    """Apply ``policy`` to one layer; a policy that re-runs whole layers keeps the layer's input.
+
+    A replicated boundary keeps the input gathered over the tensor-parallel group (the paper's
+    2sbh also under sequence parallelism), of which the rank's own part is a slice; a split one
+    keeps a slice of an input that every rank has, and gathers it again.
+    """
+    context = model.context
+    rerun = rerun_ops(policy, graph)
+    kept = stored(graph, rerun, discarded(policy, graph))
+    copies = ONE
+    if policy.whole and policy.boundary == "replicated" and context.layout.sp:
+        copies = context.t
+    if policy.whole and policy.boundary == "split" and not context.layout.sp:
+        copies = ONE / context.t
+    restored = tuple(n for n in graph.saved if n not in graph.shared and n not in kept)
+    early = context.kernel("rerun") == "early_stop"
+    return LayerOutcome(
+        graph=graph,
+        stored=kept,
+        copies=copies,
+        restored=restored,
+        rerun=executed(graph, rerun, early_stop=early),
+    )

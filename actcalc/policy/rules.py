@@ -1,0 +1,192 @@
+"""Recompute policies by name: which ops re-run, and what they leave stored.
+
+The rule is that of ``torch.utils.checkpoint``: for a set R of re-run ops, everything saved by an op
+outside R stays, plus each input of an op in R that no op in R produces. A module whose checkpoint
+*discards its output* (Megatron-Core ``CheckpointWithoutOutput``) also drops what ops outside R
+save of its products: they are made again before backward needs them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from actcalc.errors import SpecError
+from actcalc.layers.graph import Graph, Op
+
+Boundary = Literal["replicated", "own", "split"]
+
+
+@dataclass(frozen=True)
+class Module:
+    """A recompute module: its tag on ops, whether its output is discarded, where that is from."""
+
+    tag: str
+    discards_output: bool
+    about: str
+    source: str
+
+
+_MCORE = "Megatron-Core transformer_config.py recompute_modules"
+
+MODULES: Mapping[str, Module] = {
+    "core_attn": Module(
+        "core_attn",
+        False,
+        "the attention core: scores, softmax, dropout, weighted values",
+        f"Korthikanti et al. 2022 section 5; {_MCORE}",
+    ),
+    "attention": Module(
+        "attention",
+        False,
+        "the attention block from its projections to its output",
+        "attention-only checkpointing, torch.utils.checkpoint around the attention module",
+    ),
+    "mlp": Module("mlp", False, "the dense feed-forward", _MCORE),
+    "layernorm": Module("layernorm", True, "the norms before attention and feed-forward", _MCORE),
+    "moe": Module("moe", False, "the whole mixture-of-experts layer", _MCORE),
+    "moe_act": Module("moe_act", True, "the experts' activation function", _MCORE),
+    "mla_up_proj": Module(
+        "mla_up_proj", True, "up-projections and rotary position of latent attention", _MCORE
+    ),
+    "shared_experts": Module("shared_experts", False, "the shared experts", _MCORE),
+}
+
+ALIASES: Mapping[str, str] = {"selective": "core_attn", "ffn": "mlp", "norm": "layernorm"}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What is re-run: nothing, modules of each layer, or whole layers in segments.
+
+    ``modules`` are the re-run modules of every layer. ``whole`` re-runs layers whole, ``segment``
+    consecutive layers from one stored input; ``block`` limits that to the first so many layers of
+    a pipeline chunk (the rest store everything); ``every`` to each so-manieth layer. ``boundary``
+    says how the layer input is kept: ``own`` as the layer gets it (split under sequence
+    parallelism), ``replicated`` on every tensor-parallel rank, ``split`` over them (Megatron's
+    ``distribute_saved_activations``, without sequence parallelism).
+    """
+
+    name: str
+    modules: tuple[str, ...] = ()
+    whole: bool = False
+    segment: int = 1
+    block: int | None = None
+    boundary: Boundary = "own"
+    every: int = 1
+    note: str = ""
+
+
+NONE = Policy("none")
+
+NAMES = (
+    "none",
+    *ALIASES,
+    *MODULES,
+    "full",
+    "full-sharded",
+    "sqrt",
+    "uniform:N",
+    "block:N",
+    "every:N",
+)
+_COUNTED = re.compile(r"(uniform|block|every):(\d{1,6})")
+
+
+def parse_policy(text: str, *, layers: int, full_boundary: Boundary = "own") -> Policy:
+    """Return the policy called ``text``; combinations of modules are joined with ``+``.
+
+    ``layers`` is the number of consecutive layers that segments are cut from (one pipeline
+    chunk); ``full_boundary`` is how the framework keeps the input of a fully re-run layer.
+    Raises ``SpecError`` for an unknown name.
+    """
+    name = text.strip()
+    if name == "none":
+        return NONE
+    if name == "full":
+        return Policy(name, whole=True, boundary=full_boundary)
+    if name == "full-sharded":
+        return Policy(name, whole=True, boundary="split")
+    if name == "sqrt":
+        segments = max(1, round(layers**0.5))
+        return Policy(name, whole=True, segment=-(-layers // segments))
+    counted = _COUNTED.fullmatch(name)
+    if counted:
+        return _counted(name, counted[1], int(counted[2]), layers, full_boundary)
+    modules: list[str] = []
+    for word in name.split("+"):
+        module = ALIASES.get(word.strip(), word.strip())
+        if module not in MODULES:
+            whole = ("none", "full", "full-sharded", "sqrt")
+            if word in whole:
+                raise SpecError(
+                    f"policy {name!r}: {word!r} already decides for the whole layer",
+                    "combine only modules: " + ", ".join([*ALIASES, *MODULES]),
+                )
+            raise SpecError(f"unknown policy {name!r}", "policies: " + ", ".join(NAMES))
+        if module not in modules:
+            modules.append(module)
+    return Policy(name, modules=tuple(modules))
+
+
+def _counted(name: str, method: str, count: int, layers: int, boundary: Boundary) -> Policy:
+    if count < 1 or count > layers:
+        raise SpecError(
+            f"policy {name!r}: {count} is not between 1 and the {layers} layers of a stage",
+            f"use 1 to {layers}",
+        )
+    if method == "uniform":
+        return Policy(name, whole=True, segment=count, boundary=boundary)
+    if method == "block":
+        return Policy(name, whole=True, block=count, boundary=boundary)
+    return Policy(name, whole=True, every=count, boundary=boundary)
+
+
+def rerun_ops(policy: Policy, graph: Graph) -> tuple[Op, ...]:
+    """Ops of the layer that lie in the policy's re-run set, in order (empty if none match)."""
+    if policy.whole:
+        return graph.ops
+    tags = {MODULES[name].tag for name in policy.modules}
+    return tuple(op for op in graph.ops if op.modules & tags)
+
+
+def discarded(policy: Policy, graph: Graph) -> frozenset[str]:
+    """Tensors made by output-discarding modules of the policy: dropped whoever saves them."""
+    tags = {MODULES[name].tag for name in policy.modules if MODULES[name].discards_output}
+    return frozenset(name for op in graph.ops if op.modules & tags for name in op.outputs)
+
+
+def stored(graph: Graph, rerun: Iterable[Op], dropped: frozenset[str]) -> tuple[str, ...]:
+    """Names of the tensors that stay from forward to backward, in op order.
+
+    Tensors that exist once for all layers (``graph.shared``) are left out.
+    """
+    again = {op.name for op in rerun}
+    made = {name for op in graph.ops if op.name in again for name in op.outputs}
+    kept: dict[str, None] = {}
+    for op in graph.ops:
+        if op.name in again:
+            kept.update(dict.fromkeys(name for name in op.inputs if name not in made))
+        else:
+            kept.update(dict.fromkeys(name for name in op.saves if name not in dropped))
+    order = {name: index for index, name in enumerate(graph.tensors)}
+    return tuple(sorted((n for n in kept if n not in graph.shared), key=order.__getitem__))
+
+
+def executed(graph: Graph, rerun: tuple[Op, ...], *, early_stop: bool) -> tuple[Op, ...]:
+    """The ops of R that really run again.
+
+    A wrapped module runs whole. With early stop (non-reentrant ``torch.utils.checkpoint``) it ends
+    as soon as the last tensor that backward needs exists: an op that saves only its inputs is
+    reached but not run.
+    """
+    if not early_stop:
+        return rerun
+    for index in range(len(rerun) - 1, -1, -1):
+        op = rerun[index]
+        if op.saves:
+            own = set(op.outputs) & set(op.saves)
+            return rerun[: index + 1] if own else rerun[:index]
+    return ()

@@ -1,0 +1,89 @@
+"""The breakdown of saved tensors as sheets: groups with subtotals, a total, the ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from actcalc.memory.breakdown import Leaf
+from actcalc.planner.breakdown import Breakdown
+from actcalc.render.compare import run_lines
+from actcalc.render.sheet import Column, Row, Sheet, bytes_column
+
+
+def breakdown_sheets(result: Breakdown, units: str) -> list[Sheet]:
+    """One sheet per kind of layer, one for what exists once, one for embedding and head."""
+    inputs = run_lines(result.model, result.layout, result.workload, result.framework)
+    sheets = []
+    for index, total in enumerate(result.layers):
+        own = [leaf for leaf in result.tensors if leaf.layer == total.layer]
+        kind = "layer" if len(result.layers) == 1 else f"{total.layer} layer"
+        sheets.append(
+            _sheet(
+                f"{result.model['name']}: what one {kind} keeps ({result.policy}), per GPU",
+                own,
+                units,
+                above=inputs if index == 0 else (),
+                below=(f"one layer = {total.formula} = {total.bytes:,} B, {total.count} of them",),
+                grouped=True,
+            )
+        )
+    if result.shared:
+        sheets.append(_sheet("Once for all layers", result.shared, units, below=()))
+    if result.ends:
+        sheets.append(
+            _sheet("Embedding and output head (not in the layers' figures)", result.ends, units)
+        )
+    last = sheets[-1]
+    sheets[-1] = Sheet(
+        last.title, last.columns, last.rows, last.above, last.below, notes=result.notes
+    )
+    return sheets
+
+
+def _sheet(
+    title: str,
+    leaves: Sequence[Leaf],
+    units: str,
+    *,
+    above: tuple[str, ...] = (),
+    below: tuple[str, ...] = (),
+    grouped: bool = False,
+) -> Sheet:
+    columns = (
+        Column("module", "module", align="left"),
+        Column("op", "op", _words, align="left", wrap=True),
+        Column("tensor", "tensor", _words, align="left", wrap=True),
+        Column("shape", "shape", align="left", wrap=True),
+        Column("formula", "formula", align="left", wrap=True),
+        Column("dtype", "type", align="left"),
+        bytes_column("bytes", "size", [leaf.bytes for leaf in leaves], units),
+    )
+    rows: list[Row] = []
+    groups = dict.fromkeys(leaf.module for leaf in leaves)
+    for group in groups:
+        members = [leaf for leaf in leaves if leaf.module == group]
+        rows += [_row(leaf) for leaf in members]
+        if grouped and len(groups) > 1:
+            amount = sum(leaf.bytes for leaf in members)
+            rows.append(
+                Row((f"= {group}", None, None, None, None, None, amount), "strong", rule_after=True)
+            )
+    rows.append(
+        Row(
+            ("= all", None, None, None, None, None, sum(leaf.bytes for leaf in leaves)),
+            "strong",
+        )
+    )
+    return Sheet(title=title, columns=columns, rows=tuple(rows), above=above, below=below)
+
+
+def _row(leaf: Leaf) -> Row:
+    also = "".join(f", {name}" for name in leaf.shared_with)
+    return Row(
+        (leaf.module, leaf.op + also, leaf.tensor, leaf.shape, leaf.formula, leaf.dtype, leaf.bytes)
+    )
+
+
+def _words(name: str) -> str:
+    """A name that may wrap between its words."""
+    return name.replace("_", " ")

@@ -1,0 +1,124 @@
+"""The comparison of policies as a sheet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actcalc.planner.compare import Comparison
+from actcalc.render.sheet import Column, Row, Sheet, bytes_column, share_column
+from actcalc.render.units import count, digits, size
+
+
+def compare_sheets(result: Comparison, units: str) -> list[Sheet]:
+    """One sheet: inputs above, policies, the c* line and a sentence of advice below."""
+    policies = result.policies
+    where = "all layers" if result.stage_layers == result.model["layers"] else "stage 0"
+    columns = (
+        Column("policy", "policy", align="left"),
+        bytes_column(
+            "stored_bytes_per_layer",
+            "per layer",
+            [p.stored_bytes_per_layer for p in policies],
+            units,
+        ),
+        bytes_column("stored_bytes", where, [p.stored_bytes for p in policies], units),
+        share_column("saved_ratio", "saved\n "),
+        share_column("recompute_forward_ratio", "re-run:\nof fwd"),
+        share_column("recompute_flops_per_model_flops_ratio", "of step\nFLOPs"),
+        bytes_column("peak_bytes", "peak with\ntransient", [p.peak_bytes for p in policies], units),
+    )
+    rows = tuple(
+        Row(
+            (
+                p.policy,
+                p.stored_bytes_per_layer,
+                p.stored_bytes,
+                p.saved_ratio,
+                p.recompute_forward_ratio,
+                p.recompute_flops_per_model_flops_ratio,
+                p.peak_bytes,
+            )
+        )
+        for p in policies
+    )
+    notes = [f"{p.policy} {p.note}" for p in policies if p.note]
+    return [
+        Sheet(
+            title=f"{result.model['name']}: activations kept for backward, per GPU",
+            columns=columns,
+            rows=rows,
+            above=_inputs(result),
+            below=(*_optimum(result, units), result.advice),
+            notes=(*notes, *result.notes),
+        )
+    ]
+
+
+def run_lines(
+    model: dict[str, Any], layout: dict[str, Any], workload: dict[str, Any], framework: str
+) -> tuple[str, ...]:
+    """The inputs of a run in two or three short lines."""
+    shape = [
+        f"{model['layers']} layers",
+        f"h {model['hidden']}",
+        f"a {model['heads']}",
+        *([f"kv {model['kv_heads']}"] if model["kv_heads"] != model["heads"] else []),
+        f"ffn {model['ffn']}",
+        f"v {model['vocab']}",
+    ]
+    dropout = workload["dropout"] and (model["hidden_dropout"] or model["attention_dropout"])
+    work = [
+        f"s {workload['seq']}",
+        f"b {workload['micro_batch']}",
+        workload["precision"],
+        f"{workload['attention']} attention",
+        "dropout" if dropout else "no dropout",
+    ]
+    degrees = [
+        f"{name} {layout[name]}"
+        for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
+        if (layout[name] or 1) > 1
+    ]
+    degrees += ["sp"] if layout["sp"] else []
+    split = "  " + " ".join(degrees) if degrees else "  one GPU"
+    return (
+        "  ".join(shape),
+        "  ".join(work) + split + f"  {framework} kernels",
+    )
+
+
+def _inputs(result: Comparison) -> tuple[str, ...]:
+    lines = run_lines(result.model, result.layout, result.workload, result.framework)
+    first = f"{count(result.parameters)} parameters  {lines[0]}"
+    stage = ()
+    if result.layout["pp"] > 1:
+        stage = (
+            f"first stage: {result.stage_layers} layers, {result.in_flight} microbatches in "
+            f"flight ({result.layout['schedule'] or _schedule(result)})",
+        )
+    return (first, *lines[1:], *stage)
+
+
+def _schedule(result: Comparison) -> str:
+    return "interleaved" if result.layout["vpp"] > 1 else "1F1B"
+
+
+def _optimum(result: Comparison, units: str) -> tuple[str, ...]:
+    best = result.checkpoint_optimum
+    inside = f"{best.layers}·{digits(best.layer_bytes_per_input_bytes_ratio)}"
+    formula = "√(l·A_int/A_in)"
+    if best.in_flight > 1:
+        formula = "√(l·A_int/(m·A_in))"
+        inside += f"/{best.in_flight}"
+    every = (
+        "every layer"
+        if best.layers_per_segment == 1
+        else f"one per {best.layers_per_segment} layers"
+    )
+    return (
+        f"c* = {formula} = √({inside}) = {best.continuous:.2f} checkpoints, "
+        f"{size(best.continuous_bytes, units)}: a bound, not a plan.",
+        f"Best plan of whole layers: {best.integer} checkpoints ({every}), "
+        f"{size(best.stored_bytes, units)} stored + {size(best.segment_bytes, units)} working "
+        f"= {size(best.total_bytes, units)}.",
+    )

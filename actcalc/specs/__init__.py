@@ -1,0 +1,9 @@
+"""What a user describes: model, layout, workload, framework, device."""
+
+from actcalc.specs.framework import Framework
+from actcalc.specs.kernels import KernelOptions
+from actcalc.specs.layout import Layout
+from actcalc.specs.model import LayerKind, Mla, Model, Moe
+from actcalc.specs.workload import Workload
+
+__all__ = ["Framework", "KernelOptions", "LayerKind", "Layout", "Mla", "Model", "Moe", "Workload"]

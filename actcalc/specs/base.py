@@ -1,0 +1,144 @@
+"""The frozen base of every spec, and the bounds that keep sizes sane.
+
+A spec is a frozen dataclass that Pydantic knows. Its constructor checks bounds and choices by
+itself, so that a run made of presets and typed flags never loads Pydantic (which costs as much as
+everything else together); whatever comes from files and free text goes through
+:meth:`Spec.model_validate`, where Pydantic checks types, unknown keys and nested specs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
+
+from actcalc.errors import SpecError
+
+
+class Bounds(NamedTuple):
+    """The closed interval a number must lie in; Pydantic and the constructor both read it."""
+
+    low: float
+    high: float
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        """Add the bounds to the number's schema."""
+        schema = {**handler(source), "strict": True}
+        kind = int if schema["type"] == "int" else float
+        return {**schema, "ge": kind(self.low), "le": kind(self.high)}
+
+
+# Upper bounds are far above anything built, and low enough that a typo such as 1e30 is refused
+# rather than priced.
+Degree = Annotated[int, Bounds(1, 2**20)]
+"""A parallel degree or a count of devices."""
+
+Size = Annotated[int, Bounds(1, 2**32)]
+"""A width, length or count of tokens."""
+
+Count = Annotated[int, Bounds(0, 2**32)]
+"""A size that may be absent (0)."""
+
+Layers = Annotated[int, Bounds(1, 100_000)]
+"""A number of layers."""
+
+Rate = Annotated[float, Bounds(0.0, 0.999999)]
+"""A dropout probability."""
+
+Cap = Annotated[float, Bounds(0.0, 1e6)]
+"""A soft cap; 0 means none."""
+
+Factor = Annotated[float, Bounds(1.0, 1e3)]
+"""A factor that makes something larger."""
+
+
+class Spec:
+    """Base of the frozen specs; subclasses are ``@dataclass(frozen=True, kw_only=True)``."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    def __post_init__(self) -> None:
+        for name, annotation in _checked(type(self)):
+            _check_value(type(self).__name__.lower(), name, annotation, getattr(self, name))
+        self._check()
+
+    def _check(self) -> None:
+        """Hook for a spec's own cross-checks; raises ``SpecError``."""
+
+    def _set(self, **values: Any) -> None:
+        """Fill in a derived default while constructing."""
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def field_names(cls) -> tuple[str, ...]:
+        """Names of the spec's fields."""
+        return tuple(field.name for field in fields(cls))  # type: ignore[arg-type]
+
+    @classmethod
+    def model_validate(cls, data: Mapping[str, Any]) -> Self:
+        """Validate a plain mapping with Pydantic; raises its ``ValidationError``."""
+        result: Self = _adapter(cls).validate_python(dict(data))
+        return result
+
+    @classmethod
+    def model_json_schema(cls) -> dict[str, Any]:
+        """The spec's JSON Schema."""
+        schema: dict[str, Any] = _adapter(cls).json_schema()
+        return schema
+
+    def model_dump(self) -> dict[str, Any]:
+        """The fields as plain data."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    def model_copy(self, *, update: Mapping[str, Any]) -> Self:
+        """A copy with some fields changed, checked again."""
+        return replace(self, **update)  # type: ignore[type-var]
+
+
+@cache
+def _adapter(cls: type[Spec]) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(cls)
+
+
+@cache
+def _checked(cls: type[Spec]) -> tuple[tuple[str, Any], ...]:
+    """Fields whose annotation bounds a number or lists choices, with the resolved annotation."""
+    found: list[tuple[str, Any]] = []
+    for field in fields(cls):  # type: ignore[arg-type]
+        annotation: Any = field.type
+        if isinstance(annotation, str):
+            annotation = eval(annotation, vars(sys.modules[cls.__module__]))  # noqa: S307
+        origin = get_origin(annotation)
+        if origin is Annotated or origin is Literal or annotation is bool:
+            found.append((field.name, annotation))
+    return tuple(found)
+
+
+def _check_value(what: str, name: str, annotation: Any, value: Any) -> None:
+    if annotation is bool:
+        if not isinstance(value, bool):
+            raise SpecError(f"{what}: {name} is {value!r}, not true or false", "use true or false")
+        return
+    choices = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        if value not in choices:
+            raise SpecError(
+                f"{what}: {name} is {value!r}", "use one of " + ", ".join(map(str, choices))
+            )
+        return
+    kind, bounds = choices[0], choices[1]
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or (kind is int and not isinstance(value, int)):
+        noun = "a whole number" if kind is int else "a number"
+        raise SpecError(f"{what}: {name} is {value!r}, not {noun}", f"give {noun}")
+    if not bounds.low <= value <= bounds.high:
+        low, high = kind(bounds.low), kind(bounds.high)
+        raise SpecError(
+            f"{what}: {name} is {value}, not between {low} and {high}",
+            f"use a value of at least {low}" if value < low else f"use a value of at most {high}",
+        )

@@ -1,0 +1,136 @@
+"""Cross-checks between model, layout and workload: what no run could mean is refused here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+
+from actcalc.errors import SpecError
+from actcalc.specs.layout import Layout
+from actcalc.specs.model import Model
+from actcalc.specs.workload import Workload
+
+
+def divisors(number: int, limit: int = 1024) -> list[int]:
+    """Divisors of ``number`` up to ``limit``, ascending."""
+    return [d for d in range(1, min(number, limit) + 1) if number % d == 0]
+
+
+def nearest(choices: Iterable[int], wanted: int) -> int:
+    """The choice nearest to ``wanted``, the smaller on a tie."""
+    return min(choices, key=lambda choice: (abs(choice - wanted), choice))
+
+
+def check(model: Model, layout: Layout, workload: Workload) -> None:
+    """Raise ``SpecError`` where the three contradict each other; names values and a legal choice."""
+    _tensor_parallel(model, layout)
+    _sequence(layout, workload)
+    _pipeline(model, layout)
+    _experts(model, layout)
+    _batch(layout, workload)
+
+
+def _tensor_parallel(model: Model, layout: Layout) -> None:
+    tp = layout.tp
+    if tp == 1:
+        return
+    widths = {"heads": model.heads, "hidden": model.hidden, "ffn": model.ffn}
+    if model.moe and (layout.etp or tp) == tp:
+        widths["moe.ffn"] = model.moe.ffn
+    legal = [
+        d
+        for d in divisors(model.heads)
+        if all(width % d == 0 for width in widths.values())
+        and (model.kv_heads % d == 0 or d % model.kv_heads == 0)
+    ]
+    hint = f"use --tp {nearest(legal, tp)} (legal: {', '.join(map(str, legal))})"
+    for name, width in widths.items():
+        if width % tp:
+            raise SpecError(f"tp {tp} does not divide {name} {width}", hint)
+    if model.mla is None and model.kv_heads % tp and tp % model.kv_heads:
+        raise SpecError(
+            f"tp {tp} neither divides kv_heads {model.kv_heads} nor is a multiple of it", hint
+        )
+
+
+def _sequence(layout: Layout, workload: Workload) -> None:
+    seq, cp, tp = workload.seq, layout.cp, layout.tp
+    if seq % cp:
+        raise SpecError(
+            f"cp {cp} does not divide seq {seq}", f"use --cp {nearest(divisors(seq), cp)}"
+        )
+    if layout.sp and (seq // cp) % tp:
+        part = f"seq {seq}" if cp == 1 else f"seq {seq} / cp {cp} = {seq // cp}"
+        near = max(1, round(seq / (tp * cp))) * tp * cp
+        raise SpecError(f"sp splits the sequence: tp {tp} does not divide {part}", f"use --seq {near}")
+
+
+def _pipeline(model: Model, layout: Layout) -> None:
+    stages, layers = layout.pp * layout.vpp, model.layers
+    if layout.layers_per_stage:
+        total = sum(layout.layers_per_stage)
+        if total != layers:
+            raise SpecError(
+                f"layers_per_stage adds up to {total}, the model has {layers} layers",
+                f"change the list by {layers - total:+d}",
+            )
+        return
+    if layers % stages:
+        what = f"pp {layout.pp}" + (f" x vpp {layout.vpp}" if layout.vpp > 1 else "")
+        split = "" if layout.vpp > 1 else uneven_split(layers, layout.pp)
+        hint = f"use --layers-per-stage {split}, or " if split else "use "
+        legal = [d for d in divisors(layers) if d % layout.vpp == 0]
+        near = nearest(legal or [layout.vpp], stages) // layout.vpp
+        raise SpecError(f"{what} does not divide {layers} layers", f"{hint}--pp {near}")
+
+
+def uneven_split(layers: int, stages: int) -> str:
+    """An uneven split in the notation of --layers-per-stage, e.g. ``7,8x14,7``; "" if impossible.
+
+    Missing layers are taken from the last and the first stages, which also hold the head and the
+    embedding (the arrangement of Llama 3 405B: 126 layers on 16 stages).
+    """
+    if stages > layers:
+        return ""
+    full = -(-layers // stages)
+    short = full * stages - layers
+    after, before = (short + 1) // 2, short // 2
+    counts = [full - 1] * before + [full] * (stages - short) + [full - 1] * after
+    runs = [(count, sum(1 for _ in group)) for count, group in groupby(counts)]
+    return ",".join(f"{count}x{run}" if run > 1 else str(count) for count, run in runs)
+
+
+def _experts(model: Model, layout: Layout) -> None:
+    if model.moe is None:
+        for name, value in (("ep", layout.ep), ("etp", layout.etp or 1)):
+            if value > 1:
+                raise SpecError(
+                    f"{name} {value} spreads experts, but {model.name} has none",
+                    f"drop --{name}",
+                )
+        return
+    if model.moe.experts % layout.ep:
+        raise SpecError(
+            f"ep {layout.ep} does not divide {model.moe.experts} experts",
+            f"use --ep {nearest(divisors(model.moe.experts), layout.ep)}",
+        )
+    etp = layout.etp or layout.tp
+    if model.moe.ffn % etp:
+        raise SpecError(
+            f"etp {etp} does not divide moe.ffn {model.moe.ffn}",
+            f"use --etp {nearest(divisors(model.moe.ffn), etp)}",
+        )
+
+
+def _batch(layout: Layout, workload: Workload) -> None:
+    batch = workload.global_batch
+    if batch is None:
+        return
+    per_step = workload.micro_batch * layout.dp
+    if batch % per_step:
+        near = max(1, round(batch / per_step)) * per_step
+        raise SpecError(
+            f"global_batch {batch} is not a multiple of micro_batch {workload.micro_batch} x "
+            f"dp {layout.dp} = {per_step}",
+            f"use --global-batch {near}",
+        )

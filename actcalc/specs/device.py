@@ -1,0 +1,115 @@
+"""An accelerator as a framework sees it: memory, peaks, and the links around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, get_args
+
+from actcalc.errors import SpecError
+from actcalc.specs.base import Bounds, Spec
+
+Number = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+"""A number format of matrix multiplication."""
+
+Memory = Annotated[int, Bounds(1, 2**50)]
+"""Bytes of device memory."""
+
+Speed = Annotated[float, Bounds(1.0, 1e18)]
+"""Bytes per second."""
+
+Share = Annotated[float, Bounds(1e-6, 1.0)]
+"""An achieved share of a peak."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Efficiency(Spec):
+    """Shares of the peaks that are reached in practice; None means not known."""
+
+    gemm: Share | None = None
+    """Of the peak FLOP/s, in large matrix multiplications."""
+    attention: Share | None = None
+    """Of the peak FLOP/s, in fused attention."""
+    memory: Share | None = None
+    """Of the memory bandwidth, in element-wise and reduction kernels."""
+    communication: Share | None = None
+    """Of the link bandwidths, in collectives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device(Spec):
+    """One accelerator: what one rank of a training job runs on.
+
+    A figure that no source gives is None, never a guess.
+    """
+
+    name: str
+    """Preset name, as given to --device."""
+    title: str
+    """One line for people."""
+    memory_nominal_bytes: Memory
+    """Memory as sold, in bytes; a data sheet's "GB" of device memory is read as 2^30 bytes."""
+    memory_bytes: int | None = None
+    """Memory a process can allocate in all, in bytes, as driver or framework report it."""
+    peak_flops: dict[Number, float] = field(default_factory=dict)
+    """Number format -> peak FLOP/s of dense matrix multiplication (no sparsity)."""
+    memory_bandwidth_bytes_per_second: Speed
+    """Peak bandwidth of the device memory, in bytes per second."""
+    intra_node_bandwidth_bytes_per_second: float | None = None
+    """Peak bandwidth from one device to the others of its node, one direction, bytes per second."""
+    inter_node_bandwidth_bytes_per_second: float | None = None
+    """Network bandwidth per device of the usual machine, one direction, in bytes per second."""
+    devices_per_node: int | None = None
+    """Devices joined by the fast links (a server, an NVLink rack, a TPU pod)."""
+    host_bandwidth_bytes_per_second: float | None = None
+    """Peak bandwidth between device and host memory, one direction, in bytes per second."""
+    context_bytes: int | None = None
+    """Memory the runtime's context takes before the first tensor, in bytes."""
+    efficiency: Efficiency | None = None
+    """Achieved shares of the peaks."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.efficiency, Mapping):
+            shares: Mapping[str, Any] = self.efficiency
+            self._set(efficiency=Efficiency(**shares))
+        super().__post_init__()
+
+    def _check(self) -> None:
+        known = get_args(Number)
+        for number, flops in self.peak_flops.items():
+            if number not in known:
+                raise SpecError(
+                    f"device {self.name}: peak_flops of {number!r}",
+                    f"use one of {', '.join(known)}",
+                )
+            if not flops > 0:
+                raise SpecError(
+                    f"device {self.name}: peak_flops of {number} is {flops}", "give FLOP/s above 0"
+                )
+        for key in (
+            "memory_bytes",
+            "intra_node_bandwidth_bytes_per_second",
+            "inter_node_bandwidth_bytes_per_second",
+            "devices_per_node",
+            "host_bandwidth_bytes_per_second",
+            "context_bytes",
+        ):
+            value = getattr(self, key)
+            if value is not None and not value > 0:
+                raise SpecError(
+                    f"device {self.name}: {key} is {value}", "give a value above 0, or leave it out"
+                )
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory to plan with: what the framework reports, else the nominal size."""
+        return self.memory_nominal_bytes if self.memory_bytes is None else self.memory_bytes
+
+    def peak(self, number: Number) -> float:
+        """Peak dense FLOP/s in a number format; ``SpecError`` if the device has none."""
+        if number not in self.peak_flops:
+            raise SpecError(
+                f"{self.title} has no known peak in {number}",
+                "use one of " + ", ".join(self.peak_flops),
+            )
+        return self.peak_flops[number]

@@ -1,0 +1,51 @@
+"""Kernel options of a run, named after Megatron-Core's configuration fields.
+
+They choose between kernels that compute the same thing and keep different tensors. A field whose
+default is ``auto`` follows the model or the framework profile. Frameworks that have no such
+switch ignore them.
+
+Source: Megatron-Core 0.16.1 ``transformer_config.py`` and ``training/arguments.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from actcalc.specs.base import Count, Spec
+
+LoadBalancing = Literal["auto", "aux_loss", "seq_aux_loss", "global_aux_loss", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelOptions(Spec):
+    """Which kernels a Megatron run uses; the defaults are those of its training script."""
+
+    masked_softmax_fusion: bool = True
+    """Fuse scale, mask and softmax of eager attention, where the kernel supports the shape."""
+    attention_softmax_in_fp32: bool = True
+    """An unfused softmax runs in fp32 and is cast back."""
+    attention_backend: Literal["auto", "flash", "fused", "unfused"] = "auto"
+    """Transformer Engine's attention: flash-attn, cuDNN, or op by op; auto follows --attention."""
+    apply_rope_fusion: bool = False
+    """Rotate queries and keys in one kernel, which keeps no per-layer cosine and sine tables."""
+    bias_activation_fusion: bool = True
+    """Fuse bias and activation (bias_gelu_fusion, bias_swiglu_fusion)."""
+    activation_func_fp8_input_store: bool = False
+    """A fused SwiGLU keeps its input in fp8."""
+    bias_dropout_fusion: bool = True
+    """Fuse bias, dropout and residual addition; it keeps the same mask either way."""
+    moe_grouped_gemm: Literal["auto", "on", "off"] = "auto"
+    """Run all local experts as one grouped product; auto: only with Transformer Engine."""
+    moe_token_dispatcher_type: Literal["alltoall", "allgather"] = "alltoall"
+    """How tokens reach the ranks of their experts."""
+    moe_router_dtype: Literal["auto", "fp32"] = "auto"
+    """Element type of router logits; auto is that of the activations."""
+    moe_router_load_balancing_type: LoadBalancing = "auto"
+    """Load-balancing loss; auto: per sequence for sigmoid routers, else per micro-batch."""
+    moe_router_pre_softmax: Literal["auto", "on", "off"] = "auto"
+    """Softmax over all experts before top-k instead of over the chosen ones; auto: the model's."""
+    cross_entropy_loss_fusion: bool = False
+    """Fuse the vocabulary-parallel cross-entropy; it keeps the same fp32 softmax either way."""
+    make_vocab_size_divisible_by: Count = 0
+    """Pad the vocabulary to a multiple of this times tp (Megatron's own default is 128; 0: no)."""

@@ -1,0 +1,78 @@
+"""How a model is spread over devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from actcalc.errors import SpecError
+from actcalc.specs.base import Degree, Spec
+
+Schedule = Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-v", "dualpipe", "dualpipe-v"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout(Spec):
+    """Parallel degrees; their product is the number of devices."""
+
+    tp: Degree = 1
+    """Tensor-parallel degree (t): heads, feed-forward and vocabulary are split."""
+    sp: bool = False
+    """Sequence parallelism: norms and dropouts between tensor-parallel regions are split too."""
+    pp: Degree = 1
+    """Pipeline-parallel stages (p)."""
+    vpp: Degree = 1
+    """Model chunks per stage of an interleaved pipeline (v)."""
+    cp: Degree = 1
+    """Context-parallel degree (c): the sequence is split everywhere."""
+    ep: Degree = 1
+    """Expert-parallel degree: routed experts are spread over so many ranks."""
+    etp: Degree | None = None
+    """Tensor-parallel degree inside experts; None means the framework's default (tp)."""
+    dp: Degree = 1
+    """Data-parallel replicas (a context-parallel group counts as one replica)."""
+    zero: Literal[0, 1, 2, 3] = 0
+    """ZeRO stage: 1 shards optimizer states over dp, 2 gradients too, 3 weights too (FSDP)."""
+    schedule: Schedule | None = None
+    """Pipeline schedule; None means interleaved if vpp > 1, else 1f1b."""
+    layers_per_stage: tuple[int, ...] = ()
+    """Layers of each pipeline stage in order; empty means an even split."""
+
+    def __post_init__(self) -> None:
+        self._set(layers_per_stage=tuple(self.layers_per_stage))
+        super().__post_init__()
+
+    def _check(self) -> None:
+        if self.etp is not None and self.etp < 1:
+            raise SpecError(f"layout: etp is {self.etp}", "use a value of at least 1")
+        if self.sp and self.tp == 1:
+            raise SpecError(
+                "sequence parallelism (sp) splits over the tensor-parallel group, but tp is 1",
+                "add --tp 2 or more, or drop --sp",
+            )
+        if self.vpp > 1 and self.pp == 1:
+            raise SpecError(
+                f"vpp {self.vpp} interleaves a pipeline, but pp is 1",
+                "add --pp 2 or more, or drop --vpp",
+            )
+        if self.layers_per_stage and len(self.layers_per_stage) != self.pp * self.vpp:
+            raise SpecError(
+                f"layers_per_stage has {len(self.layers_per_stage)} entries for "
+                f"pp {self.pp} x vpp {self.vpp}",
+                f"give {self.pp * self.vpp} entries",
+            )
+        if any(count < 0 for count in self.layers_per_stage):
+            raise SpecError(
+                f"layers_per_stage {list(self.layers_per_stage)} has a negative entry",
+                "count layers from 0",
+            )
+
+    @property
+    def devices(self) -> int:
+        """Devices in all: tp · cp · pp · dp (expert parallelism lives inside them)."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def pipeline(self) -> Schedule:
+        """The schedule that runs."""
+        return self.schedule or ("interleaved" if self.vpp > 1 else "1f1b")

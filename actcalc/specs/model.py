@@ -1,0 +1,315 @@
+"""What a transformer is made of: widths, layer kinds, norms, attention, feed-forward, head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal, NamedTuple
+
+from actcalc.errors import SpecError
+from actcalc.specs.base import Cap, Count, Layers, Rate, Size, Spec
+
+Activation = Literal[
+    "gelu",
+    "gelu_tanh",
+    "gelu_new",
+    "gelu_fast",
+    "quick_gelu",
+    "relu",
+    "relu2",
+    "silu",
+    "swiglu_oai",
+]
+AttentionKind = Literal["full", "sliding", "chunked"]
+MlpKind = Literal["dense", "moe"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moe(Spec):
+    """A mixture-of-experts feed-forward (Mixtral, Qwen-MoE, DeepSeek, gpt-oss, Llama 4)."""
+
+    experts: Size
+    """Routed experts in one layer."""
+    topk: Size
+    """Experts that each token is sent to."""
+    ffn: Size
+    """Width of one routed expert."""
+    shared_ffn: Count = 0
+    """Summed width of the experts every token passes (0: none)."""
+    shared_gate: bool = False
+    """The shared expert's output is scaled by a learned sigmoid gate (Qwen2-MoE)."""
+    router: Literal["softmax", "softmax_topk", "sigmoid"] = "softmax"
+    """softmax over all experts then top-k; top-k then softmax; or sigmoid scores (DeepSeek-V3)."""
+    normalize_topk: bool = True
+    """The chosen experts' weights are scaled to sum to one (``norm_topk_prob``)."""
+    router_bias: bool = False
+    """The router's projection has a bias (gpt-oss)."""
+    correction_bias: bool = False
+    """A per-expert score bias that balances load (DeepSeek-V3); a buffer or a parameter."""
+    groups: Size = 1
+    """Expert groups for group-limited routing."""
+    topk_groups: Size = 1
+    """Groups that a token may be routed to."""
+    bias: bool = False
+    """Expert projections have biases (gpt-oss)."""
+    scale_input: bool = False
+    """Tokens are scaled by their routing weight before the expert, not after (Llama 4)."""
+    aux_loss: bool = True
+    """A load-balancing loss keeps the router's probabilities for backward."""
+
+    def _check(self) -> None:
+        if self.topk > self.experts:
+            raise SpecError(
+                f"topk {self.topk} is more than experts {self.experts}",
+                f"use a topk of at most {self.experts}",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mla(Spec):
+    """Multi-head latent attention (DeepSeek-V2/V3, Kimi-K2): low-rank queries, keys and values."""
+
+    q_lora: Count = 0
+    """Rank of the query projection (0: full-rank queries)."""
+    kv_lora: Size
+    """Rank of the joint key/value projection."""
+    nope_dim: Size
+    """Per-head width of queries and keys without position."""
+    rope_dim: Size
+    """Per-head width of queries and keys with rotary position; the key's is shared by all heads."""
+    v_dim: Size
+    """Per-head width of values."""
+
+    @property
+    def qk_dim(self) -> int:
+        """Per-head width of queries and keys."""
+        return self.nope_dim + self.rope_dim
+
+
+class LayerKind(NamedTuple):
+    """What one layer is: kind of attention, its window (0: none), kind of feed-forward."""
+
+    attention: AttentionKind
+    window: int
+    mlp: MlpKind
+    rotary: bool
+    cross: bool = False
+
+    @property
+    def label(self) -> str:
+        """A short name, e.g. ``dense``, ``moe``, ``sliding+moe``."""
+        parts: list[str] = [] if self.attention == "full" else [self.attention]
+        parts += ["decoder"] if self.cross else []
+        parts += [self.mlp] if self.mlp == "moe" else []
+        return "+".join(parts) or "dense"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(Spec):
+    """A transformer's architecture. Defaults describe a GPT-3-like decoder."""
+
+    name: str = "model"
+    """What the user calls it."""
+    family: str = "gpt"
+    """The hub's ``model_type``, or the family of the paper; frameworks may pick kernels by it."""
+    layers: Layers
+    """Number of transformer layers (l). An encoder-decoder's decoder layers."""
+    hidden: Size
+    """Width of the residual stream (h)."""
+    heads: Size
+    """Attention (query) heads (a)."""
+    kv_heads: Count = 0
+    """Key/value heads (k); 0 means as many as heads."""
+    head_dim: Count = 0
+    """Width of one head (d); 0 means hidden / heads."""
+    ffn: Count = 0
+    """Feed-forward width (f); 0 means 4 · hidden."""
+    vocab: Count = 0
+    """Vocabulary entries (v), as in the embedding table, before tensor-parallel padding (0: none,
+    for a model that reads patches)."""
+    max_positions: Count = 0
+    """Learned positions in the table (0: none)."""
+    position: Literal["learned", "rotary", "alibi", "relative", "none"] = "learned"
+    """How positions enter."""
+    relative_buckets: Count = 0
+    """Buckets of the table of relative-position biases (T5: 32); one table in a stack's first
+    layer, shared by its others."""
+    relative_every_layer: bool = False
+    """Every layer has a table of relative-position biases of its own (UMT5)."""
+    rotary_dim: Count = 0
+    """Per-head width that is rotated; 0 means head_dim."""
+    token_types: Count = 0
+    """Segment embeddings (BERT: 2)."""
+    embedding_norm: bool = False
+    """A normalisation right after the embedding (BERT, BLOOM)."""
+    embedding_dim: Count = 0
+    """Width of the token embedding when it differs from hidden (OPT-350m); 0 means hidden."""
+
+    norm: Literal["layernorm", "rmsnorm", "gemma_rmsnorm", "nonparametric"] = "layernorm"
+    """Kind of normalisation; gemma_rmsnorm multiplies by (1 + weight) in fp32."""
+    norm_bias: bool = True
+    """A LayerNorm has a bias (ignored by the other kinds)."""
+    norm_placement: Literal["pre", "post", "sandwich", "post_sublayer"] = "pre"
+    """pre; post (BERT: after the residual); sandwich (Gemma 2: both); post_sublayer (OLMo 2)."""
+    parallel: Literal["none", "one_norm", "two_norms"] = "none"
+    """Attention and feed-forward read the same input, after one shared or two norms."""
+    final_norm: bool = True
+    """A normalisation before the head."""
+
+    activation: Activation = "gelu"
+    """Feed-forward nonlinearity."""
+    gated: bool = False
+    """The feed-forward has a gate projection (SwiGLU, GeGLU)."""
+    packed_gate: bool = False
+    """Gate and up are one projection in the reference code (Phi-3, GLM-4)."""
+    packed_qkv: bool = False
+    """Query, key and value are one projection in the reference code (GPT-2, NeoX, Phi-3)."""
+    qkv_bias: bool = True
+    """Biases of the query, key and value projections."""
+    out_bias: bool = True
+    """Bias of the attention output projection."""
+    mlp_bias: bool = True
+    """Biases of the feed-forward projections."""
+    qk_norm: Literal["none", "head", "heads", "full", "unweighted"] = "none"
+    """Normalisation of queries and keys: per head (Qwen 3), per head with weights of each head's
+    own (Command R+), over the full width (OLMo 2), or per head without weights (Llama 4)."""
+    v_norm: bool = False
+    """Values are normalised too (Gemma 3n/4)."""
+    attention_sinks: bool = False
+    """A learned per-head logit joins the softmax (gpt-oss)."""
+    attention_softcap: Cap = 0.0
+    """tanh cap of the attention scores (Gemma 2); 0 means none."""
+    logit_softcap: Cap = 0.0
+    """tanh cap of the output logits (Gemma 2); 0 means none."""
+    clip_qkv: bool = False
+    """Queries, keys and values are clamped (DBRX, OLMo 1 7B)."""
+    causal: bool = True
+    """A token sees only those before it."""
+    window: Count = 0
+    """Sliding-window or chunk length for the layers that have one (0: none)."""
+    attention_pattern: tuple[AttentionKind, ...] = ()
+    """Kind of attention per layer; empty means all full (all sliding if window is set)."""
+    mlp_pattern: tuple[MlpKind, ...] = ()
+    """Kind of feed-forward per layer; empty means all dense, or all moe if ``moe`` is given."""
+    no_rope_layers: tuple[int, ...] = ()
+    """Indices of layers without rotary position (Llama 4, SmolLM 3)."""
+    moe: Moe | None = None
+    """Mixture of experts, if any layer has one."""
+    mla: Mla | None = None
+    """Multi-head latent attention, if used."""
+    mtp_layers: Count = 0
+    """Multi-token-prediction layers after the last one (DeepSeek-V3: 1)."""
+
+    tied: bool = True
+    """The output head shares the embedding's weight."""
+    head: Literal["lm", "mlm", "classifier", "none"] = "lm"
+    """What follows the last layer: language model, masked LM (BERT), classifier, nothing."""
+    head_bias: bool = False
+    """The output projection has a bias."""
+    labels: Count = 0
+    """Classes of a classifier head."""
+    patches: Count = 0
+    """Input values of one patch of a vision transformer (channels · patch²); 0: text."""
+    encoder_layers: Count = 0
+    """Layers of the encoder of an encoder-decoder (0: none); ``layers`` is then the decoder's."""
+
+    hidden_dropout: Rate = 0.0
+    """Dropout after attention and after the feed-forward, in training."""
+    attention_dropout: Rate = 0.0
+    """Dropout of the attention probabilities, in training."""
+    embedding_dropout: Rate = 0.0
+    """Dropout after the embedding, in training."""
+    activation_dropout: Rate = 0.0
+    """Dropout after the feed-forward's activation function, in training (T5, BioGPT)."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.moe, dict):
+            self._set(moe=Moe(**self.moe))
+        if isinstance(self.mla, dict):
+            self._set(mla=Mla(**self.mla))
+        for name in ("attention_pattern", "mlp_pattern", "no_rope_layers"):
+            self._set(**{name: tuple(getattr(self, name))})
+        super().__post_init__()
+
+    def _check(self) -> None:
+        """Fill the gaps with what they mean, then refuse what contradicts itself."""
+        if not self.vocab and not self.patches:
+            raise SpecError("model: vocab is missing", "give vocab (patches, for images)")
+        if not self.kv_heads:
+            self._set(kv_heads=self.heads)
+        if not self.head_dim and self.mla is None:
+            if self.hidden % self.heads:
+                near = _nearest_divisor(self.hidden, self.heads)
+                raise SpecError(
+                    f"hidden {self.hidden} is not divisible by heads {self.heads}",
+                    f"use {near} heads, or give head_dim",
+                )
+            self._set(head_dim=self.hidden // self.heads)
+        if not self.ffn:
+            self._set(ffn=4 * self.hidden)
+        if self.heads % self.kv_heads:
+            raise SpecError(
+                f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}",
+                f"use kv_heads {_nearest_divisor(self.heads, self.kv_heads)}",
+            )
+        for name in ("attention_pattern", "mlp_pattern"):
+            length = len(getattr(self, name))
+            if length not in (0, self.layers):
+                raise SpecError(
+                    f"{name} has {length} entries for {self.layers} layers",
+                    "give one entry per layer, or none",
+                )
+        if "moe" in self.mlp_pattern and self.moe is None:
+            raise SpecError("mlp_pattern names moe layers but moe is missing", "describe moe")
+        if self.position == "rotary" and self.rotary_dim > max(self.head_dim, 1) and not self.mla:
+            raise SpecError(
+                f"rotary_dim {self.rotary_dim} is wider than head_dim {self.head_dim}",
+                f"use a rotary_dim of at most {self.head_dim}",
+            )
+
+    @property
+    def q_dim(self) -> int:
+        """Width of all query heads together."""
+        return self.heads * (self.mla.qk_dim if self.mla else self.head_dim)
+
+    @property
+    def kv_dim(self) -> int:
+        """Width of all key (or value) heads together; without latent attention."""
+        return self.kv_heads * self.head_dim
+
+    def kind(self, index: int) -> LayerKind:
+        """What layer ``index`` (from 0) is."""
+        default: AttentionKind = "sliding" if self.window else "full"
+        attention = self.attention_pattern[index] if self.attention_pattern else default
+        mlp: MlpKind = "moe" if self.moe else "dense"
+        if self.mlp_pattern:
+            mlp = self.mlp_pattern[index]
+        return LayerKind(
+            attention=attention,
+            window=0 if attention == "full" else self.window,
+            mlp=mlp,
+            rotary=self.position == "rotary" and index not in self.no_rope_layers,
+            cross=self.encoder_layers > 0,
+        )
+
+    def runs(self) -> Iterator[tuple[LayerKind, int]]:
+        """Consecutive equal layers in order, as (kind, how many)."""
+        for kind, group in groupby(self.kind(i) for i in range(self.layers)):
+            yield kind, sum(1 for _ in group)
+
+    def without_patterns(self, layers: int) -> dict[str, object]:
+        """Updates that set another number of layers and cut or repeat per-layer lists to fit."""
+        updates: dict[str, object] = {"layers": layers}
+        for name in ("attention_pattern", "mlp_pattern"):
+            pattern = getattr(self, name)
+            if pattern:
+                updates[name] = tuple(pattern[i % len(pattern)] for i in range(layers))
+        updates["no_rope_layers"] = tuple(i for i in self.no_rope_layers if i < layers)
+        return updates
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    """The divisor of ``number`` nearest to ``wanted`` (the smaller on a tie)."""
+    divisors = [d for d in range(1, min(number, 65536) + 1) if number % d == 0]
+    return min(divisors, key=lambda d: (abs(d - wanted), d))

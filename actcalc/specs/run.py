@@ -1,0 +1,268 @@
+"""A run: model, layout, workload, framework, device, resolved from presets, files and overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from actcalc.errors import SpecError
+from actcalc.io import presets
+from actcalc.io.yamlfile import parse_yaml, read_mapping
+from actcalc.specs.check import check
+from actcalc.specs.framework import Framework
+from actcalc.specs.layout import Layout
+from actcalc.specs.model import Model
+from actcalc.specs.validate import build
+from actcalc.specs.workload import Workload
+
+if TYPE_CHECKING:
+    from actcalc.specs.device import Device
+
+RUN_KEYS = ("model", "layout", "workload", "framework", "device", "policies")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What MODEL named, before overrides: plain fields, to be validated once all are known."""
+
+    name: str
+    model: Mapping[str, Any]
+    layout: Mapping[str, Any] = field(default_factory=dict)
+    workload: Mapping[str, Any] = field(default_factory=dict)
+    framework: str | None = None
+    profile: str | None = None
+    device: str | None = None
+    policies: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    vetted: bool = False
+
+
+@dataclass(frozen=True)
+class Run:
+    """One fully specified run. ``policies`` is empty where the command should choose."""
+
+    model: Model
+    layout: Layout
+    workload: Workload
+    framework: Framework
+    device: Device | None = None
+    policies: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def source(text: str) -> Source:
+    """Read what MODEL names: a preset, a run file, a config.json or a folder that holds one.
+
+    Raises ``SpecError`` with a did-you-mean when it names nothing.
+    """
+    if presets.exists("models", text):
+        return _model_preset(text)
+    if presets.exists("runs", text):
+        return _run_fields(dict(presets.load("runs", text).values), text)
+    path = Path(text)
+    try:
+        found = path.exists()
+    except (OSError, ValueError):
+        found = False
+    if found:
+        return _file(path)
+    if "/" in text or path.suffix:
+        raise SpecError(f"{text}: no such file", "check the path")
+    hint = presets.suggestion(text, (*presets.names("models"), *presets.names("runs")))
+    raise SpecError(
+        f"unknown model {text!r}: not a preset, and no such file",
+        hint or "`actcalc presets list` lists the presets",
+    )
+
+
+def _model_preset(name: str) -> Source:
+    values = presets.load("models", name).values
+    fields = {"name": name, **_section(values, "model", name)}
+    return Source(
+        name=name,
+        model=fields,
+        workload=_section(values, "workload", name),
+        profile=values.get("framework"),
+        vetted=True,
+    )
+
+
+def _section(values: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
+    section = values.get(key) or {}
+    if not isinstance(section, dict):
+        raise SpecError(f"{where}: {key} holds {section!r}, not a mapping", f"put fields under {key}:")
+    return dict(section)
+
+
+def _file(path: Path) -> Source:
+    if path.is_dir() or path.suffix == ".json":
+        from actcalc.io.hf import read_config_file
+
+        imported = read_config_file(path)
+        name = (path if path.is_dir() else path.parent if path.stem == "config" else path).stem
+        return Source(
+            name=name or "config",
+            model={"name": name or "config", **imported.fields},
+            workload=imported.workload,
+            warnings=imported.warnings,
+        )
+    return _run_fields(read_mapping(path), str(path))
+
+
+def _run_fields(data: dict[str, Any], where: str) -> Source:
+    unknown = [key for key in data if key not in (*RUN_KEYS, "title", "source", "parameters")]
+    if unknown:
+        hint = presets.suggestion(unknown[0], RUN_KEYS)
+        raise SpecError(
+            f"{where}: unknown key {unknown[0]!r}", hint or "a run file has: " + ", ".join(RUN_KEYS)
+        )
+    model = data.get("model")
+    if isinstance(model, str):
+        base = source(model)
+    elif isinstance(model, dict):
+        fields = dict(model)
+        preset = fields.pop("preset", None)
+        base = source(str(preset)) if preset else Source(name=where, model={"name": Path(where).stem})
+        base = _merged(base, model=fields)
+    else:
+        raise SpecError(
+            f"{where}: model is {model!r}", "name a preset, or give the model's fields"
+        )
+    policies = data.get("policies") or ()
+    if isinstance(policies, str):
+        policies = (policies,)
+    return _merged(
+        base,
+        layout=_section(data, "layout", where),
+        workload=_section(data, "workload", where),
+        framework=data.get("framework"),
+        device=data.get("device"),
+        policies=tuple(str(policy) for policy in policies),
+    )
+
+
+def _merged(base: Source, **parts: Any) -> Source:
+    return Source(
+        name=base.name,
+        model={**base.model, **parts.get("model", {})},
+        layout={**base.layout, **parts.get("layout", {})},
+        workload={**base.workload, **parts.get("workload", {})},
+        framework=parts.get("framework") or base.framework,
+        profile=base.profile,
+        device=parts.get("device") or base.device,
+        policies=parts.get("policies") or base.policies,
+        warnings=base.warnings,
+    )
+
+
+def overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Turn ``key=value`` settings into field overrides of model, layout and workload.
+
+    A dotted key reaches a nested field (``moe.experts=64``). Raises ``SpecError`` for a key no
+    spec has, or a setting without ``=``.
+    """
+    result: dict[str, dict[str, Any]] = {"model": {}, "layout": {}, "workload": {}}
+    kinds = {"model": Model, "layout": Layout, "workload": Workload}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or not key:
+            raise SpecError(f"--set {setting!r}: no value", "write --set key=value")
+        value = parse_yaml(text, f"--set {key}") if text.strip() else None
+        first = key.split(".")[0]
+        homes = [name for name, kind in kinds.items() if first in kind.field_names()]
+        if first in kinds and "." in key:
+            homes, key = [first], key.split(".", 1)[1]
+        if not homes:
+            known = [name for kind in kinds.values() for name in kind.field_names()]
+            hint = presets.suggestion(first, known) or "fields: " + ", ".join(sorted(known))
+            raise SpecError(f"--set {first}: no such field", hint)
+        result[homes[0]][key] = value
+    return result
+
+
+def _apply(fields: Mapping[str, Any], changes: Mapping[str, Any], what: str) -> dict[str, Any]:
+    result = dict(fields)
+    for key, value in changes.items():
+        *path, last = key.split(".")
+        target = result
+        for step in path:
+            inner = target.get(step)
+            if inner is not None and not isinstance(inner, dict):
+                raise SpecError(f"{what}: {step} has no field {last!r}", f"set {step} itself")
+            target[step] = dict(inner or {})
+            target = target[step]
+        target[last] = value
+    return result
+
+
+def default_framework(origin: Source, layout: Layout) -> str:
+    """The profile assumed where none is asked for.
+
+    The presets of the paper carry their own; other models run on Megatron-Core when any of
+    tp, pp, cp, ep is more than 1, else on transformers.
+    """
+    if origin.profile:
+        return origin.profile
+    split = max(layout.tp, layout.pp, layout.cp, layout.ep) > 1
+    return "megatron" if split else "transformers"
+
+
+def load_framework(name: str) -> Framework:
+    """The framework profile called ``name``; ``SpecError`` with a did-you-mean if unknown."""
+    preset = presets.load("frameworks", name)
+    fields = {"name": name, "title": preset.title, **preset.values}
+    return build(Framework, fields, f"framework {name}", vetted=True)
+
+
+def load_device(name: str) -> Device:
+    """The device called ``name``; ``SpecError`` with a did-you-mean if unknown."""
+    from actcalc.specs.device import Device
+
+    preset = presets.load("devices", name)
+    return build(Device, {"name": name, "title": preset.title, **preset.values}, f"device {name}")
+
+
+def resolve(
+    origin: Source,
+    *,
+    model: Mapping[str, Any] | None = None,
+    layout: Mapping[str, Any] | None = None,
+    workload: Mapping[str, Any] | None = None,
+    framework: str | None = None,
+    device: str | None = None,
+    policies: Sequence[str] = (),
+    settings: Sequence[str] = (),
+) -> Run:
+    """Validate a source with overrides (those win) into a :class:`Run`, cross-checked."""
+    extra = overrides(settings)
+    vetted = origin.vetted and not settings
+    changes = {**(model or {}), **extra["model"]}
+    layers = changes.pop("layers", None)
+    spec = build(Model, _apply(origin.model, changes, "model"), "model", vetted=vetted)
+    if layers is not None and layers != spec.layers:
+        cut = spec.without_patterns(layers) if isinstance(layers, int) else {"layers": layers}
+        spec = build(Model, {**spec.model_dump(), **cut}, "model", vetted=vetted)
+    grid = _apply(origin.layout, {**(layout or {}), **extra["layout"]}, "layout")
+    plan = build(Layout, grid, "layout", vetted=vetted)
+    step = _apply(origin.workload, {**(workload or {}), **extra["workload"]}, "workload")
+    work = build(Workload, step, "workload", vetted=vetted)
+    check(spec, plan, work)
+    profile = load_framework(framework or origin.framework or default_framework(origin, plan))
+    name = device or origin.device
+    return Run(
+        model=spec,
+        layout=plan,
+        workload=work,
+        framework=profile,
+        device=load_device(name) if name else None,
+        policies=tuple(policies) or origin.policies,
+        warnings=origin.warnings,
+    )
+
+
+def load_run(name: str, **changes: Any) -> Run:
+    """``resolve(source(name), ...)``: one call from a preset's name or a path to a run."""
+    return resolve(source(name), **changes)

@@ -1,0 +1,59 @@
+"""From plain mappings to frozen specs, with errors that name the value and the way out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from actcalc.errors import SpecError
+from actcalc.specs.base import Spec
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+S = TypeVar("S", bound=Spec)
+
+
+def build(kind: type[S], fields: Mapping[str, Any], what: str, *, vetted: bool = False) -> S:
+    """Validate ``fields`` as ``kind``; ``SpecError`` names the first bad value and a remedy.
+
+    ``vetted`` fields come from a shipped preset and typed flags: names and types are known to be
+    right, the constructor's own checks are enough, and Pydantic is not loaded.
+    """
+    if vetted:
+        return kind(**fields)
+    from pydantic import ValidationError
+
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise _explain(kind, error, what) from None
+
+
+def _explain(kind: type[Spec], error: ValidationError, what: str) -> SpecError:
+    first = error.errors(include_url=False)[0]
+    path = ".".join(str(part) for part in first["loc"])
+    value = first.get("input")
+    shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
+    if first["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(str(first["loc"][-1]), kind.field_names(), n=1)
+        hint = f"did you mean {close[0]}?" if close else (
+            f"{what} has: " + ", ".join(kind.field_names())
+        )
+        return SpecError(f"{what}: unknown key {path!r}", hint)
+    if first["type"] == "missing":
+        return SpecError(f"{what}: {path} is missing", f"give {path}")
+    message = str(first["msg"])
+    plain = message[0].lower() + message[1:]
+    return SpecError(f"{what}: {path} is {shown}: {plain}", _remedy(first))
+
+
+def _remedy(first: Mapping[str, Any]) -> str:
+    context = first.get("ctx") or {}
+    if "expected" in context:
+        return f"use {context['expected']}"
+    for bound, word in (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than")):
+        if bound in context:
+            return f"use a value of {word} {context[bound]}"
+    return "correct the value"

@@ -1,0 +1,47 @@
+"""What one training step does: sequence, micro-batch, precision, attention, dropout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from actcalc.errors import SpecError
+from actcalc.specs.base import Factor, Size, Spec
+from actcalc.specs.kernels import KernelOptions
+
+Attention = Literal["eager", "sdpa", "flash"]
+Precision = Literal["bf16", "fp16", "fp32", "amp-bf16", "amp-fp16", "fp8"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload(Spec):
+    """One micro-batch on one rank, and how a step is made of them."""
+
+    seq: Size = 2048
+    """Tokens in one sequence (s)."""
+    micro_batch: Size = 1
+    """Sequences in one micro-batch on one data-parallel rank (b)."""
+    global_batch: Size | None = None
+    """Sequences in one optimizer step over all ranks."""
+    precision: Precision = "bf16"
+    """Element type of activations; amp-* is autocast over fp32 weights."""
+    attention: Attention = "eager"
+    """eager materialises the s x s scores; flash never does; sdpa lets PyTorch choose."""
+    dropout: bool = True
+    """Use the model's dropout rates; false sets all of them to 0."""
+    padding_mask: bool = False
+    """A mask of padded positions is passed to attention (forces sdpa off its flash kernel)."""
+    moe_imbalance: Factor = 1.0
+    """Tokens that the busiest expert-parallel rank receives, over the balanced number."""
+    kernels: KernelOptions = field(default_factory=KernelOptions)
+    """Kernel options named after Megatron's (masked_softmax_fusion, moe_router_dtype, ...)."""
+
+    def _check(self) -> None:
+        batch = self.global_batch
+        if batch is not None and not 1 <= batch <= 2**32:
+            raise SpecError(f"workload: global_batch is {batch}", "use a value of at least 1")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in one micro-batch."""
+        return self.seq * self.micro_batch

@@ -1,0 +1,55 @@
+"""What tests share: running the command line in this process, with a fixed terminal."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = Path(__file__).resolve().parent / "data"
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def cli(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Outcome]:
+    """Run ``actcalc`` with arguments; a terminal of ``columns`` columns, without colour."""
+
+    def run(*args: object, columns: int = 80) -> Outcome:
+        from actcalc import cli as command_line
+
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("NO_COLOR", "1")
+        monkeypatch.setattr(sys, "argv", ["actcalc", *map(str, args)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            command_line.main()
+        gc.enable()
+        captured = capsys.readouterr()
+        code = stop.value.code
+        return Outcome(code if isinstance(code, int) else 1, captured.out, captured.err)
+
+    return run
+
+
+def load_data(name: str) -> Any:
+    """A YAML or JSON file under tests/data."""
+    text = (DATA / name).read_text(encoding="utf-8")
+    return json.loads(text) if name.endswith(".json") else yaml.safe_load(text)

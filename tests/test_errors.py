@@ -1,0 +1,110 @@
+"""Bad input: one error line with the values, one hint, exit 2, no traceback, nothing written."""
+
+from __future__ import annotations
+
+import pytest
+
+CASES = {
+    "tp does not divide heads": (["gpt3-175b", "--tp", 7], ["tp 7", "heads 96", "--tp 6"]),
+    "sp without tp": (["gpt3-175b", "--sp"], ["tp is 1", "--tp 2"]),
+    "unknown preset": (["gpt3-175"], ["gpt3-175", "did you mean gpt3-175b"]),
+    "unknown command": (["comapre", "gpt3-175b"], ["comapre", "did you mean compare"]),
+    "unknown option": (["gpt3-175b", "--sequence", 5], ["--sequence"]),
+    "zero seq": (["gpt3-175b", "--seq", 0], ["seq is 0", "at least 1"]),
+    "negative batch": (["gpt3-175b", "--micro-batch", -3], ["micro_batch is -3", "at least 1"]),
+    "absurd seq": (["gpt3-175b", "--seq", 10**15], ["seq is 1000000000000000", "at most"]),
+    "not a number": (["gpt3-175b", "--seq", "many"], ["'many'"]),
+    "sp and seq": (["gpt3-175b", "--tp", 8, "--sp", "--seq", 2049], ["seq 2049", "--seq 2048"]),
+    "cp and seq": (["gpt3-175b", "--cp", 3], ["cp 3", "seq 2048", "--cp"]),
+    "pp and layers": (["gpt3-175b", "--pp", 7], ["pp 7", "96 layers", "--layers-per-stage"]),
+    "vpp without pp": (["gpt3-175b", "--vpp", 2], ["pp is 1", "--pp 2"]),
+    "bad split": (["gpt3-175b", "--pp", 2, "--layers-per-stage", "a,b"], ["'a'", "7,8x14,7"]),
+    "split adds up wrong": (
+        ["gpt3-175b", "--pp", 2, "--layers-per-stage", "40,40"],
+        ["80", "96 layers"],
+    ),
+    "experts of a dense model": (["gpt3-175b", "--ep", 2], ["ep 2", "gpt3-175b"]),
+    "unknown policy": (["gpt3-175b", "--policy", "half"], ["'half'", "selective"]),
+    "policy with full": (["gpt3-175b", "--policy", "full+ffn"], ["full+ffn", "combine"]),
+    "unknown field": (["gpt3-175b", "--set", "hiden=5"], ["hiden", "did you mean hidden"]),
+    "set without value": (["gpt3-175b", "--set", "hidden"], ["hidden", "key=value"]),
+    "set nonsense": (["gpt3-175b", "--set", "hidden=[1,2]"], ["hidden", "[1, 2]"]),
+    "hidden and heads": (["gpt3-175b", "--set", "hidden=1000"], ["hidden 1000", "heads 96"]),
+    "unknown attention": (["gpt3-175b", "--attention", "falsh"], ["falsh", "flash"]),
+    "unknown framework": (["gpt3-175b", "--framework", "papre"], ["papre", "did you mean paper"]),
+    "unknown device": (["gpt3-175b", "--device", "h100-80"], ["h100-80", "did you mean"]),
+    "unknown format": (["gpt3-175b", "--format", "yaml"], ["yaml", "json"]),
+    "contradicting formats": (["gpt3-175b", "--json", "--format", "csv"], ["csv"]),
+    "unknown units": (["gpt3-175b", "--units", "MB"], ["MB", "GiB"]),
+    "unknown ending": (["gpt3-175b", "-o", "x.docx"], [".docx", ".csv"]),
+    "folder missing": (["gpt3-175b", "-o", "no/such/folder/x.json"], ["no/such/folder"]),
+    "missing file": (["no/such/run.yaml"], ["no/such/run.yaml"]),
+    "unknown term": (["explain", "selectiv"], ["selectiv", "did you mean selective"]),
+    "unknown schema": (["schema", "compar"], ["compar", "did you mean compare"]),
+    "unknown shown preset": (["presets", "show", "gtp2"], ["gtp2", "did you mean gpt2"]),
+    "global batch": (
+        ["gpt3-175b", "--global-batch", 10, "--dp", 4],
+        ["global_batch 10", "--global-batch"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_flags(name, cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    args, words = CASES[name]
+    check_refusal(cli(*args), words)
+    assert list(tmp_path.iterdir()) == []
+
+
+FILES = {
+    "unknown key": (b"model: gpt3-175b\nlayuot: {tp: 8}\n", ["layuot", "did you mean layout"]),
+    "unknown field": (b"model: {layers: 2, hidden: 8, heads: 2, vocab: 9, hiden: 1}\n", ["hiden"]),
+    "missing field": (b"model: {layers: 2, hidden: 8, vocab: 9}\n", ["heads"]),
+    "wrong type": (b"model: {layers: two, hidden: 8, heads: 2, vocab: 9}\n", ["layers", "two"]),
+    "not a mapping": (b"- 1\n- 2\n", ["list"]),
+    "empty": (b"", ["nothing"]),
+    "syntax": (b"model: [gpt3\n", ["line"]),
+    "duplicate": (b"model: gpt2\nmodel: gpt3-175b\n", ["model", "twice"]),
+    "alias bomb": (
+        b"a: &a [x,x]\nb: &b [*a,*a]\nc: &c [*b,*b]\nmodel: gpt2\n",
+        ["alias"],
+    ),
+    "python tag": (b"model: !!python/object/apply:os.system ['true']\n", ["python"]),
+    "binary": (bytes(range(256)) * 40, ["text"]),
+    "nul": (b"model: gpt2\x00\n", []),
+    "infinite": (b"model: gpt2\nworkload: {seq: .inf}\n", ["seq"]),
+    "boolean size": (b"model: gpt2\nworkload: {seq: true}\n", ["seq"]),
+    "deep": (b"model: " + b"[" * 5000 + b"]" * 5000, []),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files(name, cli, tmp_path):
+    path = tmp_path / "run.yaml"
+    text, words = FILES[name]
+    path.write_bytes(text)
+    check_refusal(cli(path), words)
+
+
+def test_huge_file(cli, tmp_path):
+    path = tmp_path / "run.yaml"
+    with path.open("wb") as stream:
+        stream.truncate(100_000_000)
+    check_refusal(cli(path), ["larger than"])
+
+
+def test_directory(cli, tmp_path):
+    check_refusal(cli(tmp_path), ["config.json"])
+
+
+def check_refusal(outcome, words):
+    assert outcome.code == 2
+    assert outcome.out == ""
+    lines = outcome.err.splitlines()
+    assert lines[0].startswith("error: ")
+    assert "internal error" not in lines[0]
+    assert any(line.startswith("hint: ") for line in lines[1:])
+    assert "Traceback" not in outcome.err
+    for word in words:
+        assert word in outcome.err, f"{word!r} missing in {outcome.err!r}"

@@ -1,0 +1,134 @@
+"""The answer in every format: the same figures, exact where machines read them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+MAIN = ("gpt3-175b", "--tp", 8, "--sp")
+
+
+def test_json_holds_the_contract(cli):
+    document = cli(*MAIN, "--json").json
+    assert document["schema"] == "actcalc/compare/1"
+    for key in ("version", "model", "layout", "workload", "device", "framework"):
+        assert key in document
+    assert document["device"] is None
+    first = document["policies"][0]
+    assert first["policy"] == "none"
+    assert first["formula"] == "sbh(34+5as/h)/t"
+    assert first["saved_ratio"] == 0
+    assert first["recompute_flops"] == 0
+    assert first["hardware_flops_per_model_flops_ratio"] == 1
+    assert {"continuous", "integer", "stored_bytes"} <= document["checkpoint_optimum"].keys()
+
+
+def test_formats_agree(cli):
+    document = cli(*MAIN, "--json").json
+    rows = list(csv.DictReader(io.StringIO(cli(*MAIN, "--format", "csv").out)))
+    assert [row["policy"] for row in rows] == [p["policy"] for p in document["policies"]]
+    for row, policy in zip(rows, document["policies"], strict=True):
+        assert int(row["stored_bytes"]) == policy["stored_bytes"]
+        assert int(row["peak_bytes"]) == policy["peak_bytes"]
+    table = cli(*MAIN, "--format", "markdown").out
+    for policy in document["policies"]:
+        assert f"| {policy['policy']} |" in table
+
+
+@pytest.mark.parametrize("ending", ["json", "csv", "md", "txt", "svg", "html"])
+def test_file_is_whole(cli, tmp_path, ending):
+    path = tmp_path / f"answer.{ending}"
+    outcome = cli(*MAIN, "-o", path)
+    assert (outcome.code, outcome.out) == (0, "")
+    assert "selective" in path.read_text(encoding="utf-8")
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_file_is_replaced_only_by_a_whole_one(cli, tmp_path):
+    path = tmp_path / "answer.json"
+    path.write_text("old")
+    assert cli("gpt3-175b", "--tp", 7, "-o", path).code == 2
+    assert path.read_text() == "old"
+    assert cli(*MAIN, "-o", path).code == 0
+    assert json.loads(path.read_text())["policies"]
+
+
+def test_units_are_named(cli):
+    decimal, binary = cli(*MAIN).out, cli(*MAIN, "--units", "GiB").out
+    assert "GB" in decimal
+    assert "GiB" not in decimal
+    assert "GiB" in binary
+    assert "GB" not in binary.replace("GiB", "")
+    assert "32.1" in binary  # 34,426,847,232 / 2^30
+
+
+def test_breakdown_sums_to_compare(cli):
+    for args in (MAIN, ("bert-base",), ("gpt2-xl", "--attention", "flash")):
+        for policy in ("none", "selective", "ffn+norm", "full"):
+            document = cli("breakdown", *args, "--policy", policy, "--json").json
+            compared = cli(*args, "--policy", policy, "--json").json
+            total = sum(tensor["bytes"] for tensor in document["tensors"])
+            assert total == compared["policies"][0]["stored_bytes_per_layer"]
+
+
+def test_every_line_fits_80_columns(cli):
+    for args in (
+        MAIN,
+        ("breakdown", *MAIN),
+        ("breakdown", "bert-base"),
+        ("explain", "34"),
+        ("explain", "selective"),
+        ("explain", "c*"),
+        ("presets", "list"),
+        ("presets", "show", "gpt3-175b"),
+    ):
+        outcome = cli(*args, columns=80)
+        assert outcome.code == 0
+        assert max(len(line) for line in outcome.out.splitlines()) <= 80
+
+
+def test_default_command_is_compare(cli):
+    assert cli(*MAIN).out == cli("compare", *MAIN).out
+    assert cli("--tp", 8, "--sp", "gpt3-175b").out == cli(*MAIN).out
+
+
+def test_flags_beat_the_run_file(cli, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("model: gpt3-175b\nlayout: {tp: 8, sp: true}\nworkload: {seq: 4096}\n")
+    from_file = cli(path, "--json").json
+    assert (from_file["layout"]["tp"], from_file["workload"]["seq"]) == (8, 4096)
+    flagged = cli(path, "--seq", 1024, "--tp", 4, "--json").json
+    assert (flagged["layout"]["tp"], flagged["workload"]["seq"]) == (4, 1024)
+    assert flagged["workload"]["micro_batch"] == 1  # the preset's
+
+
+def test_run_file_may_change_a_preset(cli, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("model: {preset: gpt3-175b, layers: 12}\npolicies: [none, full]\n")
+    document = cli(path, "--json").json
+    assert [p["policy"] for p in document["policies"]] == ["none", "full"]
+    assert document["policies"][1]["stored_bytes"] == 12 * 50331648
+
+
+@pytest.mark.parametrize(
+    "term", ["34", "c*", "selective", "8psi", "5as/h", "full", "mfu", "tp", "72", "symbols"]
+)
+def test_explain_cites_its_source(cli, term):
+    outcome = cli("explain", term)
+    assert outcome.code == 0
+    assert "source: " in outcome.out
+
+
+def test_schema_describes_what_is_printed(cli):
+    from typing import Any
+
+    schema: dict[str, Any] = cli("schema", "compare").json
+    document = cli(*MAIN, "--json").json
+    assert set(document) == set(schema["properties"])
+    assert set(schema["required"]) <= set(document)
+    policy = schema["$defs"]["PolicyFigure"]
+    assert set(policy["properties"]) == set(document["policies"][0])
+    assert all("description" in field for field in policy["properties"].values())

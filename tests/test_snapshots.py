@@ -1,0 +1,31 @@
+"""What users see, at 80 columns, without colour; the version is pinned."""
+
+from __future__ import annotations
+
+import pytest
+
+COMMANDS = {
+    "main": ("gpt3-175b", "--tp", 8, "--sp"),
+    "no-sp": ("gpt3-175b", "--tp", 8),
+    "gib": ("gpt3-175b", "--tp", 8, "--sp", "--units", "GiB"),
+    "flash": ("gpt3-175b", "--tp", 8, "--sp", "--attention", "flash"),
+    "pipeline": ("gpt3-175b", "--tp", 8, "--sp", "--pp", 8),
+    "markdown": ("gpt3-175b", "--tp", 8, "--sp", "--format", "markdown"),
+    "csv": ("gpt3-175b", "--tp", 8, "--sp", "--format", "csv"),
+    "breakdown": ("breakdown", "bert-base"),
+    "breakdown-sp": ("breakdown", "gpt3-175b", "--tp", 8, "--sp"),
+    "explain-34": ("explain", "34"),
+    "explain-selective": ("explain", "selective"),
+    "explain-c": ("explain", "c*"),
+    "explain-8psi": ("explain", "8psi"),
+    "help": ("--help",),
+    "bad-tp": ("gpt3-175b", "--tp", 7),
+    "typo": ("gpt3-175",),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_output(name, cli, snapshot, monkeypatch):
+    monkeypatch.setattr("actcalc.__version__", "0.0.0")
+    outcome = cli(*COMMANDS[name], columns=80)
+    assert f"exit {outcome.code}\n{outcome.out}{outcome.err}" == snapshot
