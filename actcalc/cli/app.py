@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from importlib import import_module
@@ -81,6 +80,8 @@ def route(args: list[str]) -> list[str]:
     models = (*presets.names("models"), *presets.names("runs"))
     if first in models or _looks_like_path(first):
         return [DEFAULT, *args]
+    import difflib
+
     close = difflib.get_close_matches(first, [*COMMANDS, *models], n=1, cutoff=0.6)
     hint = f"did you mean {close[0]}?" if close else "`actcalc presets list` lists the models"
     raise SpecError(f"{first!r} is no command, no preset and no file", hint)

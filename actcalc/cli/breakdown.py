@@ -5,10 +5,11 @@ from __future__ import annotations
 import typer
 
 from actcalc.cli.options import ModelArgument, OutputOptions, RunOptions, with_options
-from actcalc.cli.output import check_units, chosen_format, emit
+from actcalc.cli.output import check_units, chosen_format, emit, joined
 from actcalc.errors import SpecError
 from actcalc.planner.breakdown import breakdown_run
 from actcalc.render.breakdown import breakdown_sheets
+from actcalc.render.sheet import Sheet
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -22,9 +23,9 @@ def breakdown(model: ModelArgument, options: RunOptions, output: OutputOptions) 
     if len(options.policy or ()) > 1:
         raise SpecError("breakdown lists one policy at a time", "give one --policy")
     results = [breakdown_run(run) for run in options.runs(model)]
-    sheets = [sheet for result in results for sheet in breakdown_sheets(result, output.units)]
-    document = results[0].document()
-    if len(results) > 1:
-        document["frameworks"] = [result.document() for result in results]
-    emit(sheets, document, output)
+
+    def sheets() -> list[Sheet]:
+        return [sheet for result in results for sheet in breakdown_sheets(result, output.units)]
+
+    emit(sheets, lambda: joined(results), output)
     return 0

@@ -5,9 +5,10 @@ from __future__ import annotations
 import typer
 
 from actcalc.cli.options import ModelArgument, OutputOptions, RunOptions, with_options
-from actcalc.cli.output import check_units, chosen_format, emit
+from actcalc.cli.output import check_units, chosen_format, emit, joined
 from actcalc.planner.compare import compare_run
 from actcalc.render.compare import compare_sheets
+from actcalc.render.sheet import Sheet
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -19,10 +20,9 @@ def compare(model: ModelArgument, options: RunOptions, output: OutputOptions) ->
     check_units(output.units)
     chosen_format(output)
     results = [compare_run(run) for run in options.runs(model)]
-    sheets = [sheet for result in results for sheet in compare_sheets(result, output.units)]
-    if len(results) == 1:
-        document = results[0].document()
-    else:
-        document = {**results[0].document(), "frameworks": [r.document() for r in results]}
-    emit(sheets, document, output)
+
+    def sheets() -> list[Sheet]:
+        return [sheet for result in results for sheet in compare_sheets(result, output.units)]
+
+    emit(sheets, lambda: joined(results), output)
     return 0

@@ -33,5 +33,5 @@ def explain(
 
         options = replace(options, tp=8, sp=True)
     result = explain_term(term, options.run(origin))
-    emit(explain_sheets(result), result.document(), output)
+    emit(lambda: explain_sheets(result), result.document, output)
     return 0

@@ -27,7 +27,7 @@ def _option(*names: str, help: str, panel: str, **extra: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False, **extra)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class RunOptions:
     """Overrides of a run; None means: as the run file or preset says."""
 
@@ -166,7 +166,7 @@ def parse_split(text: str | None) -> tuple[int, ...] | None:
     return tuple(counts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class OutputOptions:
     """Where and how the answer is printed."""
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from actcalc.cli.options import OutputOptions
 from actcalc.errors import SpecError
 from actcalc.render.sheet import Sheet
+from actcalc.specs.result import Result
 
 FORMATS = ("table", "json", "csv", "markdown", "svg", "html")
 _ENDINGS = {
@@ -53,13 +54,18 @@ def check_units(units: str) -> None:
         raise SpecError(f"unknown units {units!r}", "use GB (powers of 1000) or GiB (of 1024)")
 
 
-def emit(sheets: list[Sheet], document: dict[str, Any], output: OutputOptions) -> None:
-    """Print the answer in the chosen format, to stdout or to the file named with -o."""
+def emit(
+    sheets: Callable[[], list[Sheet]], document: Callable[[], dict[str, Any]], output: OutputOptions
+) -> None:
+    """Print the answer in the chosen format, to stdout or to the file named with -o.
+
+    Only what the format needs is made: ``document`` for JSON, ``sheets`` for all others.
+    """
     name = chosen_format(output)
     if name == "table" and output.output is None:
         from actcalc.render.table import print_sheets
 
-        print_sheets(sheets)
+        print_sheets(sheets())
         return
     text = _text(name, sheets, document)
     if output.output is None:
@@ -68,22 +74,34 @@ def emit(sheets: list[Sheet], document: dict[str, Any], output: OutputOptions) -
         write_whole(Path(output.output), text)
 
 
-def _text(name: str, sheets: list[Sheet], document: dict[str, Any]) -> str:
+def joined(results: Sequence[Result]) -> dict[str, Any]:
+    """One document: the only result, or the first with all of them under ``frameworks``."""
+    document = results[0].document()
+    if len(results) > 1:
+        document["frameworks"] = [result.document() for result in results]
+    return document
+
+
+def _text(
+    name: str, sheets: Callable[[], list[Sheet]], document: Callable[[], dict[str, Any]]
+) -> str:
     if name == "json":
         import json
 
-        return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        return json.dumps(document(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     if name in ("csv", "markdown"):
         from actcalc.render import text
 
-        return text.csv(sheets) if name == "csv" else text.markdown(sheets)
+        return text.csv(sheets()) if name == "csv" else text.markdown(sheets())
     from actcalc.render.table import export
 
-    return export(sheets, name)
+    return export(sheets(), name)
 
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file through a temporary one beside it, so that it is never half-written."""
+    import tempfile
+
     temporary = None
     try:
         with tempfile.NamedTemporaryFile(

@@ -38,7 +38,7 @@ def list_(
             for preset in group
         ],
     }
-    emit(list_sheets(found), document, output)
+    emit(lambda: list_sheets(found), lambda: document, output)
     return 0
 
 
@@ -64,5 +64,5 @@ def show(
         "values": preset.values,
         "sources": preset.sources,
     }
-    emit(show_sheets(preset), document, output)
+    emit(lambda: show_sheets(preset), lambda: document, output)
     return 0

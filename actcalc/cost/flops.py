@@ -7,7 +7,6 @@ nothing; attention scores are counted in full, causal or not, unless asked other
 from __future__ import annotations
 
 from collections.abc import Iterable
-from fractions import Fraction
 from typing import Literal
 
 from actcalc.layers.algebra import Expr, total
@@ -21,8 +20,7 @@ Counting = Literal["full", "causal"]
 
 def op_flops(ops: Iterable[Op], *, causal: bool = False) -> Expr:
     """Forward FLOPs of ``ops`` on one rank; ``causal`` halves the attention core's products."""
-    half = Fraction(1, 2)
-    return total(op.flops * half if causal and op.kind == "core" else op.flops for op in ops)
+    return total(op.flops / 2 if causal and op.kind == "core" else op.flops for op in ops)
 
 
 def layers_forward_flops(model: ModelGraph, counting: Counting = "full") -> int:
@@ -54,19 +52,17 @@ def model_flops(model: ModelGraph, counting: Counting = "full") -> int:
     return 3 * forward_flops(model, counting)
 
 
-def paper_model_flops(model: Model, seq: int, batch: int) -> Fraction:
-    """72·b·l·s·h²(1 + s/6h + v/12hl): the closed form for a GPT with a 4h feed-forward."""
-    s, h, v, layers = seq, model.hidden, model.vocab, model.layers
-    shape = 1 + Fraction(s, 6 * h) + Fraction(v, 12 * h * layers)
-    return 72 * batch * layers * s * h * h * shape
+def paper_model_flops(model: Model, seq: int, batch: int) -> int:
+    """72·b·l·s·h²(1 + s/6h + v/12hl), multiplied out: the closed form for a 4h feed-forward."""
+    h, layers = model.hidden, model.layers
+    return batch * seq * (72 * layers * h * h + 12 * layers * seq * h + 6 * h * model.vocab)
 
 
-def paper_selective_flops(model: Model, seq: int, batch: int) -> Fraction:
-    """72·b·l·s·h²(1 + s/3h + v/12hl): the paper's hardware FLOPs of selective recomputation.
+def paper_selective_flops(model: Model, seq: int, batch: int) -> int:
+    """72·b·l·s·h²(1 + s/3h + v/12hl), multiplied out: hardware FLOPs of selective recomputation.
 
-    It adds s/6h for the re-run attention core, three times that core's forward FLOPs (4bs²h per
-    layer, which is s/18h of 72bsh²). See ``actcalc explain selective``.
+    The published equation adds s/6h for the re-run attention core, three times that core's forward
+    FLOPs (4bs²h per layer, which is s/18h of 72bsh²). See ``actcalc explain selective``.
     """
-    s, h, v, layers = seq, model.hidden, model.vocab, model.layers
-    shape = 1 + Fraction(s, 3 * h) + Fraction(v, 12 * h * layers)
-    return 72 * batch * layers * s * h * h * shape
+    h, layers = model.hidden, model.layers
+    return batch * seq * (72 * layers * h * h + 24 * layers * seq * h + 6 * h * model.vocab)

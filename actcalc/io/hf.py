@@ -16,7 +16,7 @@ from typing import Any
 from actcalc.errors import SpecError
 from actcalc.io.hub.read import known_types, language_model, read, refused_types
 from actcalc.io.hub.refused import refuse
-from actcalc.io.hub.values import Values
+from actcalc.io.hub.values import Values, shown
 from actcalc.io.yamlfile import read_text
 
 __all__ = ["Imported", "known_types", "read_config", "read_config_file", "refused_types"]
@@ -43,7 +43,8 @@ def read_config(config: Mapping[str, Any]) -> Imported:
     """
     inner, _ = language_model(Values(config))
     for level in (inner, Values(config)):
-        refuse(str(level.data.get("model_type") or "")[:200], level)
+        named = level.data.get("model_type")
+        refuse(named if isinstance(named, str) else "", level)
     _check_plain(config)
     reading = read(config)
     return Imported(reading.fields, reading.workload, tuple(dict.fromkeys(reading.warnings)))
@@ -98,11 +99,13 @@ def _check_plain(config: Mapping[str, Any]) -> None:
         path, node, depth = pending.pop()
         entries += 1
         if depth > MAX_DEPTH:
-            raise SpecError(f"{path[:60]}... is nested too deeply", "name a model's config.json")
+            raise SpecError(f"{shown(path)} is nested too deeply", "name a model's config.json")
         if entries > MAX_ENTRIES:
             raise SpecError("the configuration is too long", "name a model's config.json")
         if isinstance(node, float) and not math.isfinite(node):
-            raise SpecError(f"{path} is {node}: not a number of plain JSON", f"correct {path}")
+            raise SpecError(
+                f"{shown(path)} is {node}: not a number of plain JSON", "write a finite number"
+            )
         if isinstance(node, Mapping):
             pending += [(f"{path}.{key}" if path else str(key), value, depth + 1)
                         for key, value in node.items()]  # fmt: skip

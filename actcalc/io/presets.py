@@ -6,7 +6,6 @@ A preset file has ``title``, ``source`` (of every value that states no other) an
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,13 +13,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from actcalc.errors import SpecError
-from actcalc.io.yamlfile import read_mapping
 
 Kind = Literal["models", "devices", "frameworks", "runs"]
 KINDS: tuple[Kind, ...] = ("models", "devices", "frameworks", "runs")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Preset:
     """One preset file: plain values, and where each came from (dotted key -> source)."""
 
@@ -49,6 +47,8 @@ def names(kind: Kind) -> tuple[str, ...]:
 
 def suggestion(word: str, known: tuple[str, ...] | list[str]) -> str:
     """A hint that names the closest known word, or lists where to look."""
+    import difflib
+
     close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else ""
 
@@ -64,13 +64,26 @@ def load(kind: Kind, name: str) -> Preset:
         what = kind.removesuffix("s")
         hint = suggestion(name, names(kind)) or f"`actcalc presets list {kind}` lists them"
         raise SpecError(f"unknown {what} {name!r}", hint)
-    data = read_mapping(presets_root() / kind / f"{name}.yaml")
+    data = _read(kind, name)
     title = str(data.pop("title", name))
     default = str(data.pop("source", ""))
     data.pop("name", None)
     sources: dict[str, str] = {}
     values = _unwrap(data, "", default, sources)
     return Preset(kind=kind, name=name, title=title, values=values, sources=sources)
+
+
+def _read(kind: Kind, name: str) -> dict[str, Any]:
+    """The file's mapping: from the JSON that a wheel compiles it to, else from the YAML."""
+    compiled = presets_root() / "compiled" / kind / f"{name}.json"
+    if compiled.is_file():
+        import json
+
+        data: dict[str, Any] = json.loads(compiled.read_text(encoding="utf-8"))
+        return data
+    from actcalc.io.yamlfile import read_mapping
+
+    return read_mapping(presets_root() / kind / f"{name}.yaml")
 
 
 def _unwrap(node: Any, path: str, default: str, sources: dict[str, str]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,8 @@ def read_text(path: Path, limit: int = MAX_BYTES) -> str:
 def parse_yaml(text: str, where: str) -> Any:
     """Parse YAML (JSON is a subset); ``SpecError`` for aliases, tags, duplicates or bad syntax."""
     try:
-        for event in yaml.parse(text, Loader=_BASE):
+        # Only a star can be an alias: without one the events need no second look.
+        for event in yaml.parse(text, Loader=_BASE) if "*" in text else ():
             if isinstance(event, yaml.AliasEvent):
                 raise SpecError(
                     f"{where}: alias *{event.anchor} (line {event.start_mark.line + 1})",
@@ -90,6 +90,8 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def _parse_json(text: str, where: str) -> Any:
+    import json
+
     def constant(name: str) -> Any:
         raise SpecError(f"{where}: {name} is not a number", "write a finite number")
 

@@ -13,12 +13,14 @@ document the rest.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 Monomial: TypeAlias = tuple[tuple[str, int], ...]
-Coefficient: TypeAlias = int | Fraction
-Operand: TypeAlias = "Expr | int | Fraction"
+Coefficient: TypeAlias = Union[int, "Fraction"]
+Operand: TypeAlias = Union["Expr", int, "Fraction"]
 
 # The order in which symbols are written inside a product: head counts first, as in "5as²b".
 _ORDER = {symbol: index for index, symbol in enumerate("KEGakqrnsbhdpwfuvxyz")}
@@ -72,14 +74,20 @@ class Expr:
         if len(divisor.terms) != 1:
             raise ValueError(f"can only divide by one term, not by {divisor}")
         ((monomial, coefficient),) = divisor.terms.items()
-        inverse = Fraction(1) / coefficient
-        number: Coefficient = inverse.numerator if inverse.denominator == 1 else inverse
+        number: Coefficient = 1
+        if coefficient != 1:
+            from fractions import Fraction
+
+            inverse = Fraction(1) / coefficient
+            number = inverse.numerator if inverse.denominator == 1 else inverse
         return self * Expr({tuple((s, -p) for s, p in monomial): number})
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, int | Fraction):
-            other = Expr.of(other)
-        return isinstance(other, Expr) and self.terms == other.terms
+        if isinstance(other, Expr):
+            return self.terms == other.terms
+        if hasattr(other, "numerator"):
+            return self.terms == Expr({(): other}).terms
+        return NotImplemented
 
     def __hash__(self) -> int:
         return hash(frozenset(self.terms.items()))
@@ -105,8 +113,8 @@ class Expr:
         """
         total: Any = 0
         for monomial, coefficient in self.terms.items():
-            above: Any = coefficient if isinstance(coefficient, int) else coefficient.numerator
-            below: Any = 1 if isinstance(coefficient, int) else coefficient.denominator
+            above: Any = coefficient.numerator
+            below: Any = coefficient.denominator
             for symbol, power in monomial:
                 size = sizes[symbol]
                 for _ in range(abs(power)):
@@ -230,6 +238,6 @@ def _term(monomial: Monomial, coefficient: Coefficient) -> str:
 
 
 def _number(coefficient: Coefficient) -> str:
-    if isinstance(coefficient, Fraction) and coefficient.denominator != 1:
+    if coefficient.denominator != 1:
         return f"({coefficient.numerator}/{coefficient.denominator})"
     return str(coefficient)

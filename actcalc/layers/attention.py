@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from actcalc.errors import SpecError
 from actcalc.layers.algebra import Expr, symbol
@@ -167,12 +168,23 @@ def _merged_query(g: GraphBuilder, ctx: Context, x: CoreInput) -> CoreInput:
     )  # fmt: skip
 
 
-def _why_unfused(ctx: Context, longest: int, multiple: int) -> str:
+@dataclass(frozen=True)
+class SoftmaxLimits:
+    """What scores a fused softmax kernel takes: 16 < keys <= ``longest``, keys in ``multiple``s.
+
+    ``counts`` is what must fill whole blocks of the kernel: rows of queries, or batch · heads.
+    """
+
+    longest: int
+    multiple: int
+    counts: Literal["queries", "batches"]
+
+
+def _why_unfused(ctx: Context, limits: SoftmaxLimits) -> str:
     """Why the fused softmax kernel does not take these scores; "" if it does.
 
-    The kernel handles 16 < s_k <= ``longest``, s divisible by ``multiple``, and batch · heads (the
-    queries, without a causal mask) divisible by the rows that one block of 128 threads handles:
-    4, or 8 up to 128 keys (``is_kernel_available`` and ``get_batch_per_block`` of Megatron-Core's
+    Queries and batch · heads are divisible by 4 in any case; a block of 128 threads handles 4
+    rows, 8 up to 128 keys (``is_kernel_available`` and ``get_batch_per_block`` of Megatron-Core's
     and Transformer Engine's fused softmax).
     """
     work, layout = ctx.workload, ctx.layout
@@ -182,25 +194,25 @@ def _why_unfused(ctx: Context, longest: int, multiple: int) -> str:
         return "activations are fp32"
     keys, queries = work.seq, work.seq // layout.cp
     batches = work.micro_batch * (ctx.model.heads // layout.tp)
-    if not 16 < keys <= longest:
-        return f"the fused kernel takes more than 16 and up to {longest} keys, here are {keys}"
-    if queries % multiple or keys % multiple:
-        return f"sequence {queries} is not divisible by {multiple}"
+    if not 16 < keys <= limits.longest:
+        return f"the fused kernel takes 17 to {limits.longest} keys, here are {keys}"
+    if keys % limits.multiple:
+        return f"{keys} keys are not divisible by {limits.multiple}"
+    if queries % 4:
+        return f"sequence {queries} is not divisible by 4"
     if batches % 4:
         return f"batch x heads {batches} is not divisible by 4"
     rows = 8 if keys <= 128 else 4
-    counted, what = (batches, "batch x heads") if ctx.model.causal else (queries, "sequence")
+    by_batches = limits.counts == "batches" and ctx.model.causal
+    counted, what = (batches, "batch x heads") if by_batches else (queries, "sequence")
     if counted % rows:
         return f"{what} {counted} is not divisible by {rows}"
     return ""
 
 
-def _eager_megatron(
-    g: GraphBuilder, ctx: Context, x: CoreInput, *, longest: int, multiple: int
-) -> str:
-    x = _merged_query(g, ctx, x)
-    x = _repeated(g, ctx, x)
-    why = _why_unfused(ctx, longest, multiple)
+def _eager_megatron(g: GraphBuilder, ctx: Context, x: CoreInput, limits: SoftmaxLimits) -> str:
+    x = _repeated(g, ctx, _merged_query(g, ctx, x))
+    why = _why_unfused(ctx, limits)
     if why:
         g.note(f"softmax runs unfused: {why}")
         return _eager_unfused(g, ctx, x)
@@ -216,18 +228,18 @@ def _eager_megatron_local(g: GraphBuilder, ctx: Context, x: CoreInput) -> str:
         )
     if x.keys != ctx.s_keys:
         g.note("eager attention keeps all s x s scores also in layers with a window")
-    return _eager_megatron(g, ctx, x, longest=4096, multiple=4)
+    return _eager_megatron(g, ctx, x, SoftmaxLimits(4096, 4, "batches"))
 
 
 def _eager_te(g: GraphBuilder, ctx: Context, x: CoreInput) -> str:
-    """Transformer Engine ``UnfusedDotProductAttention``: its fused softmax takes 16384 keys."""
+    """Transformer Engine ``UnfusedDotProductAttention``: the softmax takes under 16384 keys."""
     if ctx.layout.cp > 1:
         raise SpecError(
             f"Transformer Engine's unfused attention has no context parallelism "
             f"(cp {ctx.layout.cp})",
             "use --attention flash",
         )
-    return _eager_megatron(g, ctx, x, longest=16384, multiple=8)
+    return _eager_megatron(g, ctx, x, SoftmaxLimits(16383, 8, "queries"))
 
 
 def _flash(g: GraphBuilder, ctx: Context, x: CoreInput) -> str:
@@ -294,8 +306,10 @@ def _te_attention(g: GraphBuilder, ctx: Context, x: CoreInput) -> str:
         q, k, v, x.q_width, x.k_width, x.v_width, x.out_width, x.keys, equal_dims=True
     )
     context = _flash_core(g, ctx, copied, random_bytes=24)
-    if not several:
-        return context
+    return _copied_back(g, ctx, x, context) if several else context
+
+
+def _copied_back(g: GraphBuilder, ctx: Context, x: CoreInput, context: str) -> str:
     back = g.tensor("context_contiguous", (ctx.s, ctx.b, x.out_width), ctx.act)
     g.op("layout_back", "copy", GROUP, [context], [back], modules=_CORE)
     return back
@@ -305,8 +319,10 @@ def _ring(g: GraphBuilder, ctx: Context, x: CoreInput) -> str:
     """Ring attention over the context-parallel group (Transformer Engine, p2p).
 
     Keys and values travel as one buffer around the ring; q, the last such buffer, the output,
-    logsumexp and one random state per step are kept (``AttnFuncWithCPAndKVP2P``). Each rank
-    sends its keys and values to the next c - 1 times.
+    logsumexp and one random state per step are kept (``AttnFuncWithCPAndKVP2P``; per-step sequence
+    offsets of a few bytes are neglected). The layouts are those of flash-attn, so several
+    sequences keep a copy of the output for the projection. Each rank sends its keys and values to
+    the next c - 1 times.
     """
     shape = (ctx.s, ctx.b)
     kv = g.tensor("kv_ring", (*shape, x.k_width + x.v_width), ctx.act)
@@ -335,7 +351,9 @@ def _ring(g: GraphBuilder, ctx: Context, x: CoreInput) -> str:
         modules=_CORE,
         kernel="ring flash",
     )
-    return context
+    if ctx.workload.micro_batch == 1 or ctx.workload.kernels.attention_backend == "fused":
+        return context
+    return _copied_back(g, ctx, x, context)
 
 
 def _flash_core(g: GraphBuilder, ctx: Context, x: CoreInput, *, random_bytes: int) -> str:
@@ -497,9 +515,7 @@ def _project(g: GraphBuilder, ctx: Context, source: str) -> tuple[str, str, str,
     return q, k, v, frozenset([q])
 
 
-def _normalised(
-    g: GraphBuilder, ctx: Context, q: str, k: str, v: str
-) -> tuple[str, str, str]:
+def _normalised(g: GraphBuilder, ctx: Context, q: str, k: str, v: str) -> tuple[str, str, str]:
     """Append normalisation of queries and keys (and values), per head or over the full width."""
     model = ctx.model
     rows = (ctx.s, ctx.b)
@@ -530,9 +546,7 @@ def attention(
     g: GraphBuilder, ctx: Context, kind: LayerKind, source: str, stream: str, out: str
 ) -> str:
     """Append self-attention of ``source``, its dropout, and the addition to ``stream``."""
-    return close_attention(
-        g, ctx, self_attention(g, ctx, kind, source), ctx.q_width, stream, out
-    )
+    return close_attention(g, ctx, self_attention(g, ctx, kind, source), ctx.q_width, stream, out)
 
 
 def self_attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:

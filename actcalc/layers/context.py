@@ -104,7 +104,7 @@ def whole(sizes: Mapping[str, int]) -> dict[str, int]:
     return {**sizes, "t": 1, "c": 1, "z": 1, "e": 1, "x": 1}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Context:
     """One run as the builders see it: shapes in named dims, kernels, dropouts, element types."""
 

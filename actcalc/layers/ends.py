@@ -5,6 +5,7 @@ from __future__ import annotations
 from actcalc.layers.algebra import ONE, symbol
 from actcalc.layers.context import Context
 from actcalc.layers.graph import Collective, Comm, DType, Graph, GraphBuilder, Weight
+from actcalc.layers.hub import ends as hub
 from actcalc.layers.linear import dropout, linear
 from actcalc.layers.norm import norm
 
@@ -13,6 +14,8 @@ EMBEDDING_SCOPE = "embedding"
 
 def embedding_graph(ctx: Context) -> Graph:
     """Token and position embedding, norm and dropout; it keeps ids and the dropout's mask."""
+    if ctx.kernel("layer") == "hub":
+        return hub.embedding_graph(ctx)
     g = GraphBuilder("embedding")
     if ctx.model.patches:
         first, out = "patches", _patch_embedding(g, ctx)
@@ -101,6 +104,8 @@ def head_graph(ctx: Context) -> Graph:
     The vocabulary is split over the tensor-parallel group (Korthikanti et al. 2022 §4.3:
     4sbh(1+v/h)/t, of which 2sbh the norm's input, 2sbh the projection's, 4sbv the logits).
     """
+    if ctx.kernel("layer") == "hub":
+        return hub.head_graph(ctx)
     model = ctx.model
     g = GraphBuilder("head")
     stream = g.tensor("input", (ctx.s_region, ctx.b, ctx.h), ctx.residual)
@@ -163,9 +168,7 @@ def predict(g: GraphBuilder, ctx: Context, stream: str) -> str:
             Comm(kind, "tp", full) for kind in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
         )
         comm = [gather] if ctx.layout.sp else []
-        backward = (
-            [gather, scatter] if ctx.layout.sp else [Comm(Collective.ALL_REDUCE, "tp", full)]
-        )
+        backward = [gather, scatter] if ctx.layout.sp else [Comm(Collective.ALL_REDUCE, "tp", full)]
     g.op(
         "head", "linear", "head", [stream], [logits],
         saves=[stream], flops=rows * ctx.h * vocab * 2, weights=weights,

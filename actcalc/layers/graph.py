@@ -34,7 +34,7 @@ class DType(Enum):
         self.itemsize = itemsize
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Tensor:
     """One storage on one rank: a name, a shape in named dimensions and an element type."""
 
@@ -58,7 +58,7 @@ class Tensor:
         return "(" + ", ".join(dim.formula() for dim in self.shape) + ")"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Weight:
     """A parameter tensor on one rank.
 
@@ -88,7 +88,7 @@ class Collective(Enum):
     RING = "ring"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Comm:
     """A collective of one op: which, over which group (``tp``, ``cp``, ``ep``), full message bytes.
 
@@ -101,7 +101,7 @@ class Comm:
     bytes: Expr
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Op:
     """One kernel: what it reads, makes, saves for backward and costs (on one rank, forward).
 
@@ -129,7 +129,7 @@ class Op:
     source: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Graph:
     """The ops of one layer, in order, over named tensors.
 
@@ -209,7 +209,7 @@ def size_of(graph: Graph, names: Iterable[str], sizes: Mapping[str, Any]) -> Any
     return result
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class GraphBuilder:
     """Collects tensors and ops in order; ``build`` checks and freezes them."""
 

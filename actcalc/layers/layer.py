@@ -7,6 +7,7 @@ from actcalc.layers.algebra import Expr
 from actcalc.layers.attention import close_attention, self_attention
 from actcalc.layers.context import Context
 from actcalc.layers.graph import Graph, GraphBuilder
+from actcalc.layers.hub import layer as hub
 from actcalc.layers.linear import dropout
 from actcalc.layers.mla import mla_attention
 from actcalc.layers.mlp import close_ffn, mlp
@@ -56,6 +57,8 @@ def _not_in_megatron(model: Model) -> list[tuple[bool, str]]:
 
 def layer_graph(ctx: Context, kind: LayerKind) -> Graph:
     """The graph of one layer of ``kind`` on one rank."""
+    if ctx.kernel("layer") == "hub":
+        return hub.layer_graph(ctx, kind)
     g = GraphBuilder(kind.label)
     g.tensor("input", (ctx.s_region, ctx.b, ctx.h), ctx.residual)
     return g.build("input", layer_body(g, ctx, kind, "input"))

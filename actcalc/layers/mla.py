@@ -170,5 +170,3 @@ def _position(
         source="Megatron-Core multi_latent_attention.py qkv_up_proj_and_rope_apply",
     )  # fmt: skip
     return q, k, v
-
-

@@ -15,7 +15,7 @@ from actcalc.layers.mtp import mtp_graph
 from actcalc.specs import Framework, LayerKind, Layout, Model, Workload
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class LayerRun:
     """Consecutive equal layers: what they are, their graph, how many."""
 
@@ -24,7 +24,7 @@ class LayerRun:
     count: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ModelGraph:
     """The graphs of one run and the sizes to evaluate them at.
 
@@ -74,7 +74,7 @@ def model_graph(
             built[kind] = layer_graph(ctx, kind)
         runs.append(LayerRun(kind, built[kind], count))
     mtp = None
-    if model.mtp_layers:
+    if model.mtp_layers and ctx.kernel("layer") != "hub":
         last = model.kind(model.layers - 1)
         mtp = LayerRun(last, mtp_graph(ctx, last), model.mtp_layers)
     return ModelGraph(

@@ -63,16 +63,14 @@ def expert_tokens(ctx: Context) -> Expr:
 
 def refuse_unsupported(ctx: Context) -> None:
     """Raise ``SpecError`` for what Megatron-Core itself refuses or this builder does not price."""
-    moe, layout, kernels = _moe(ctx), ctx.layout, ctx.workload.kernels
+    moe, layout = _moe(ctx), ctx.layout
     if layout.tp > 1 and not layout.sp:
         raise SpecError(
             f"Megatron trains experts with tp {layout.tp} only under sequence parallelism",
             "add --sp",
         )
     if moe.shared_ffn and ctx.model.mlp_bias:
-        raise SpecError(
-            "Megatron's shared experts have no biases", "use --set mlp_bias=false"
-        )
+        raise SpecError("Megatron's shared experts have no biases", "use --set mlp_bias=false")
     if moe.scale_input and moe.topk > 1:
         raise SpecError(
             f"routing weights on the experts' input need topk 1, not {moe.topk}",
@@ -88,12 +86,6 @@ def refuse_unsupported(ctx: Context) -> None:
         raise SpecError(
             f"Megatron's legacy grouped experts run in bf16 only, not {ctx.act.label}",
             "use --set kernels.moe_grouped_gemm=off",
-        )
-    gathering = kernels.moe_token_dispatcher_type == "allgather"
-    if gathering and layout.ep > 1 and _etp(ctx) != layout.tp:
-        raise SpecError(
-            "the allgather dispatcher is modelled for etp = tp only",
-            "use --set kernels.moe_token_dispatcher_type=alltoall",
         )
 
 
@@ -309,8 +301,8 @@ def _exchange(ctx: Context, width: Expr, itemsize: int) -> tuple[list[Comm], lis
     there: list[Comm] = []
     back: list[Comm] = []
     gathering = ctx.workload.kernels.moe_token_dispatcher_type == "allgather"
-    if gathering and (ctx.layout.ep > 1 or ctx.tp):
-        full = ctx.s_region * ctx.b * width * itemsize * ctx.t * _ep_symbol(ctx)
+    if gathering and (ctx.layout.ep > 1 or _etp(ctx) > 1):
+        full = ctx.s_region * ctx.b * width * itemsize * _etp_symbol(ctx) * _ep_symbol(ctx)
         group = "ep" if ctx.layout.ep > 1 else "tp"
         return (
             [Comm(Collective.ALL_GATHER, group, full)],
@@ -356,7 +348,7 @@ def _dispatch(
     experts = symbol("E") / _ep_symbol(ctx) if gathering else symbol("E")
     rows = ctx.s_region * ctx.b
     if gathering:
-        rows = rows * ctx.t * _ep_symbol(ctx)
+        rows = rows * _etp_symbol(ctx) * _ep_symbol(ctx)
     sent = tokens if gathering else sent_tokens(ctx)
     dtype = g.dtype(probs)
     table = g.tensor("permute_probs", (experts, rows), dtype)

@@ -14,6 +14,7 @@ from actcalc.measure.hf import (
     build_model,
     example_batch,
     model_class,
+    prepare_config,
     require_transformers,
     shorten,
     text_part,
@@ -118,7 +119,7 @@ def measure_cuda(
     if layers is not None:
         shorten(config, layers)
     chosen = model_class(config, cls)
-    config.use_cache = False
+    prepare_config(config)
     with _fitting(), torch.device("cuda"):
         model = build_model(
             config,

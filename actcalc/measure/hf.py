@@ -226,6 +226,15 @@ def build_model(
     return model
 
 
+def prepare_config(config: Any) -> None:
+    """Set what training code sets: no cache, and a first token for decoders that need one."""
+    config.use_cache = False
+    if getattr(config, "is_encoder_decoder", False):
+        for name in ("pad_token_id", "decoder_start_token_id"):
+            if getattr(config, name, None) is None:
+                setattr(config, name, 0)
+
+
 def example_batch(
     model: Any, config: Any, *, batch: int, seq: int, dtype: Any, padding_mask: bool, device: str
 ) -> dict[str, Any]:
@@ -305,7 +314,7 @@ def measure_transformers(
         if layers is not None:
             shorten(config, layers)
         chosen = model_class(config, cls)
-        config.use_cache = False
+        prepare_config(config)
         with fake_cuda() as trace, _unpacked_batch():
             model = build_model(
                 config,

@@ -120,7 +120,8 @@ class Recording:
         torch = require_torch()
 
         def pack(tensor: Any) -> _Holder:
-            holder = _Holder(tensor, self.tracker.where())
+            # Detached, since an op's own output leads back to the op: a cycle nobody can free.
+            holder = _Holder(tensor.detach(), self.tracker.where())
             self._holders.append(weakref.ref(holder))
             return holder
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class CheckpointOptimum:
     """The continuous optimum and the best realisable plan; all sizes in bytes on one rank."""
 

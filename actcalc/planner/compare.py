@@ -24,7 +24,7 @@ from actcalc.policy.stage import StagePolicy
 from actcalc.specs.run import Run
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LayerFigure:
     """One kind of layer under one policy."""
 
@@ -38,7 +38,7 @@ class LayerFigure:
     """The same as a formula."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PolicyFigure:
     """One policy: memory on one rank, FLOPs of one micro-batch over all ranks."""
 
@@ -72,7 +72,7 @@ class PolicyFigure:
     """Why the policy changes nothing, or what to mind."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class OptimumFigure:
     """How many checkpoints would be best with full re-running of segments."""
 
@@ -102,7 +102,7 @@ class OptimumFigure:
     """Both together: memory(c) of that plan."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Comparison(Result):
     """Policies side by side for one run."""
 

@@ -93,6 +93,11 @@ class OptionSet:
     def __len__(self) -> int:
         return len(self.stored)
 
+    @cached_property
+    def cheapest(self) -> int:
+        """Index of the cheapest option, the one with least working bytes among equals."""
+        return min(range(len(self)), key=lambda i: (self.cost[i], self.working[i]))
+
     def source(self, index: int) -> Option | LayerOption:
         """What option ``index`` was built from: an :class:`Option` or a :class:`LayerOption`."""
         found: Option | LayerOption = self._source[self._index[index]]

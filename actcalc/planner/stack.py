@@ -678,49 +678,114 @@ def _timeline(stack: _Stack, rest: int) -> _Answer | None:
 def _ordered(
     groups: Sequence[LayerGroup], inflight: int, rest: int, cutoff: int | None
 ) -> _Answer | None:
-    """Timeline: relax to the last layer's own constraint, else search in order."""
+    """Timeline: relax to one layer's own constraint, else search in order.
+
+    Only the last layer of each kind is worth relaxing to: at equal bytes of its own, a later layer
+    has more stored before it.
+    """
     sets, weights = _positions(groups, inflight)
-    slots: dict[tuple[int, int], list[int]] = {}
-    for i, (options, m) in enumerate(zip(sets[:-1], weights[:-1], strict=True)):
-        slots.setdefault((id(options), m), []).append(i)
-    before = [(sets[s[0]], len(s), weights[s[0]]) for s in slots.values()]
-    final = sets[-1].as_last(weights[-1])
-    relaxed = best_mix([*before, (final, 1, 1)], rest, working=False, cutoff=cutoff)
-    if relaxed is None:
-        return None
-    found, bound = relaxed
-    order = _arrange(sets, list(slots.values()), found.picks)
-    order[-1] = final.origin(found.picks[-1][0][0])
-    if _order_peak(sets, weights, order) <= rest:
-        units = [Step(1, i) for i in order]
-        return _Answer(found.cost, units, bound, found.states, "last layer's bound and core search")
+    ends = {(id(options), m): at for at, (options, m) in enumerate(zip(sets, weights, strict=True))}
+    bound = 0
+    for at in sorted(ends.values(), reverse=True):
+        found = _relaxed_to(at, sets, weights, rest, cutoff)
+        if found is None:
+            return None
+        answer, order = found
+        bound = max(bound, answer.cost)
+        if _order_peak(sets, weights, order) <= rest:
+            return answer
     # A plan for stored+working also fits the timeline: a first plan to beat.
-    slots.setdefault((id(sets[-1]), weights[-1]), []).append(len(sets) - 1)
+    slots: dict[tuple[int, int], list[int]] = {}
+    for at, (options, m) in enumerate(zip(sets, weights, strict=True)):
+        slots.setdefault((id(options), m), []).append(at)
     every = [(sets[s[0]], len(s), weights[s[0]]) for s in slots.values()]
     simple = best_mix(every, rest, working=True, cutoff=cutoff)
-    units = []
+    fallback: _Answer | None = None
     if simple is not None:
-        units = [Step(1, i) for i in _arrange(sets, list(slots.values()), simple[0].picks)]
-        cutoff = simple[0].cost
-    better = solve_in_order(sets, weights, rest, cutoff) if cutoff != found.cost else None
-    method = "dynamic programming from the last layer"
-    if better is not None:
-        cost, picks, states = better
-        return _Answer(cost, [Step(1, i) for i in picks], found.cost, states, method)
-    if simple is None:
+        order = _arrange(sets, list(slots.values()), simple[0].picks)
+        units = [Step(1, i) for i in order]
+        fallback = _Answer(simple[0].cost, units, bound, simple[0].states, _IN_ORDER)
+    for at in ends.values():
+        tried = _tightened(at, sets, weights, rest, cutoff if fallback is None else fallback.cost)
+        fallback = fallback if tried is None else tried._replace(bound=bound, method=_IN_ORDER)
+    if fallback is not None:
+        cutoff = fallback.cost
+    better = solve_in_order(sets, weights, rest, cutoff) if cutoff != bound else None
+    if better is None:
+        return fallback
+    cost, picks, states = better
+    return _Answer(cost, [Step(1, i) for i in picks], bound, states, _IN_ORDER)
+
+
+_IN_ORDER = "dynamic programming from the last layer"
+_TRIES = 8
+
+
+def _tightened(
+    at: int, sets: Sequence[OptionSet], weights: Sequence[int], rest: int, cutoff: int | None
+) -> _Answer | None:
+    # A plan that fits, from the relaxation with as much less room as its plan exceeds.
+    room = rest
+    for _ in range(_TRIES):
+        found = _relaxed_to(at, sets, weights, room, cutoff)
+        if found is None:
+            return None
+        over = _order_peak(sets, weights, found[1]) - rest
+        if over <= 0:
+            return found[0]
+        room -= over
+    return None
+
+
+def _relaxed_to(
+    at: int, sets: Sequence[OptionSet], weights: Sequence[int], rest: int, cutoff: int | None
+) -> tuple[_Answer, list[int]] | None:
+    """The optimum when memory is only counted while layer ``at`` runs backward, as an order.
+
+    Layers up to ``at`` weigh m micro-batches then, later ones m - 1.
+    """
+    slots: dict[tuple[int, int], list[int]] = {}
+    order = [0] * len(sets)
+    free = 0
+    for i, (options, m) in enumerate(zip(sets, weights, strict=True)):
+        weight = m - (i > at)
+        if i == at:
+            continue
+        if weight:
+            slots.setdefault((id(options), weight), []).append(i)
+        else:
+            order[i] = options.cheapest
+            free += options.cost[order[i]]
+    parts = [(sets[s[0]], len(s), weight) for (_, weight), s in slots.items()]
+    final = sets[at].as_last(weights[at])
+    below = None if cutoff is None else cutoff - free
+    found = best_mix([*parts, (final, 1, 1)], rest, working=False, cutoff=below)
+    if found is None:
         return None
-    return _Answer(simple[0].cost, units, found.cost, simple[0].states, method)
+    solved, bound = found
+    for places, picks in zip(slots.values(), solved.picks, strict=False):
+        for place, i in _falling(sets[places[0]], places, picks):
+            order[place] = i
+    order[at] = final.origin(solved.picks[-1][0][0])
+    units = [Step(1, i) for i in order]
+    method = "one layer's constraint: hull bound and core search"
+    return _Answer(solved.cost + free, units, bound + free, solved.states, method), order
 
 
 def _arrange(sets: Sequence[OptionSet], slots: Sequence[Sequence[int]], picks: Picks) -> list[int]:
-    # Within a kind, less working memory toward the end.
     order = [0] * len(sets)
-    for places, chosen in zip(slots, picks, strict=False):
-        options = sets[places[0]]
-        ranked = sorted((i for i, n in chosen for _ in range(n)), key=lambda i: -options.working[i])
-        for place, i in zip(places, ranked, strict=True):
+    for places, chosen in zip(slots, picks, strict=True):
+        for place, i in _falling(sets[places[0]], places, chosen):
             order[place] = i
     return order
+
+
+def _falling(
+    options: OptionSet, places: Sequence[int], chosen: Iterable[tuple[int, int]]
+) -> Iterator[tuple[int, int]]:
+    # Within a kind, less working memory toward the end.
+    ranked = sorted((i for i, n in chosen for _ in range(n)), key=lambda i: -options.working[i])
+    return zip(places, ranked, strict=True)
 
 
 def _order_peak(sets: Sequence[OptionSet], weights: Sequence[int], order: Sequence[int]) -> int:

@@ -25,7 +25,7 @@ class LayerBytes(NamedTuple):
     kept: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class LayerOutcome:
     """One kind of layer under one policy, on one rank, for one micro-batch.
 

@@ -19,7 +19,7 @@ from actcalc.layers.graph import Graph, Op
 Boundary = Literal["replicated", "own", "split"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Module:
     """A recompute module: its tag on ops, whether its output is discarded, where that is from."""
 
@@ -57,7 +57,7 @@ MODULES: Mapping[str, Module] = {
 ALIASES: Mapping[str, str] = {"selective": "core_attn", "ffn": "mlp", "norm": "layernorm"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Policy:
     """What is re-run: nothing, modules of each layer, or whole layers in segments.
 
@@ -92,7 +92,7 @@ NAMES = (
     "block:N",
     "every:N",
 )
-_COUNTED = re.compile(r"(uniform|block|every):(\d{1,6})")
+_COUNTED = r"(uniform|block|every):(\d{1,6})"
 
 
 def parse_policy(text: str, *, layers: int, full_boundary: Boundary = "own") -> Policy:
@@ -112,7 +112,7 @@ def parse_policy(text: str, *, layers: int, full_boundary: Boundary = "own") -> 
     if name == "sqrt":
         segments = max(1, round(layers**0.5))
         return Policy(name, whole=True, segment=-(-layers // segments))
-    counted = _COUNTED.fullmatch(name)
+    counted = re.fullmatch(_COUNTED, name) if ":" in name else None
     if counted:
         return _counted(name, counted[1], int(counted[2]), layers, full_boundary)
     modules: list[str] = []

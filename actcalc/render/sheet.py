@@ -9,7 +9,7 @@ from typing import Any, Literal
 from actcalc.render.units import digits, percent, scale
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Column:
     """One column: key for machines, title (with unit) for people, how a raw value is shown."""
 
@@ -20,7 +20,7 @@ class Column:
     wrap: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Row:
     """Raw values in column order; ``style`` is plain, strong (a subtotal) or dim."""
 
@@ -29,7 +29,7 @@ class Row:
     rule_after: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Sheet:
     """One table with the lines that belong to it."""
 

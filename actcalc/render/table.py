@@ -34,14 +34,14 @@ def print_sheets(sheets: list[Sheet], target: Console | None = None) -> None:
 def _draw(sheet: Sheet, target: Console) -> None:
     if sheet.title:
         target.print(Text(sheet.title, style="bold"))
-    for line in sheet.above:
-        target.print(Text(line))
+    if sheet.above:
+        target.print(Text("\n".join(sheet.above)))
     if sheet.columns:
         target.print(_table(sheet))
-    for line in sheet.below:
-        target.print(Text(line))
-    for note in sheet.notes:
-        target.print(Text(f"note: {note}", style="dim"))
+    if sheet.below:
+        target.print(Text("\n".join(sheet.below)))
+    if sheet.notes:
+        target.print(Text("\n".join(f"note: {note}" for note in sheet.notes), style="dim"))
 
 
 def _table(sheet: Sheet) -> Table:

@@ -64,6 +64,10 @@ class Spec:
             _check_value(type(self).__name__.lower(), name, annotation, getattr(self, name))
         self._check()
 
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.field_names())
+        return f"{type(self).__name__}({inside})"
+
     def _check(self) -> None:
         """Hook for a spec's own cross-checks; raises ``SpecError``."""
 

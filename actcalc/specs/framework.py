@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from actcalc.specs.base import Spec
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Framework(Spec):
     """Kernel choices of one training framework.
 

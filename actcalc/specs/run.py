@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from actcalc.errors import SpecError
 from actcalc.io import presets
-from actcalc.io.yamlfile import parse_yaml, read_mapping
 from actcalc.specs.check import check
 from actcalc.specs.framework import Framework
 from actcalc.specs.layout import Layout
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 RUN_KEYS = ("model", "layout", "workload", "framework", "device", "policies")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Source:
     """What MODEL named, before overrides: plain fields, to be validated once all are known."""
 
@@ -39,7 +38,7 @@ class Source:
     vetted: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """One fully specified run. ``policies`` is empty where the command should choose."""
 
@@ -108,6 +107,8 @@ def _file(path: Path) -> Source:
             workload=imported.workload,
             warnings=imported.warnings,
         )
+    from actcalc.io.yamlfile import read_mapping
+
     return _run_fields(read_mapping(path), str(path))
 
 
@@ -170,6 +171,8 @@ def overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
         key = key.strip().replace("-", "_")
         if not equals or not key:
             raise SpecError(f"--set {setting!r}: no value", "write --set key=value")
+        from actcalc.io.yamlfile import parse_yaml
+
         value = parse_yaml(text, f"--set {key}") if text.strip() else None
         first = key.split(".")[0]
         homes = [name for name, kind in kinds.items() if first in kind.field_names()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,6 +36,8 @@ def _explain(kind: type[Spec], error: ValidationError, what: str) -> SpecError:
     value = first.get("input")
     shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
     if first["type"] == "extra_forbidden":
+        import difflib
+
         close = difflib.get_close_matches(str(first["loc"][-1]), kind.field_names(), n=1)
         hint = f"did you mean {close[0]}?" if close else (
             f"{what} has: " + ", ".join(kind.field_names())

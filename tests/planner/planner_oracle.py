@@ -77,7 +77,7 @@ def every_option(layer: Data) -> set[tuple[int, int, int]]:
         if any(op["name"] in layer.get("forbid_recompute", ()) for op in again):
             continue
         made = {t for op in again for t in op["outputs"]}
-        needed = {t for t in layer["saved_for_backward"]} | {t for op in again for t in op["inputs"]}
+        needed = set(layer["saved_for_backward"]) | {t for op in again for t in op["inputs"]}
         must = [t for t in others if t in needed and t not in made]
         may = [t for t in others if t not in must]
         for keep in product((0, 1), repeat=len(may)):
@@ -165,7 +165,7 @@ def milp_optimum(data: Data) -> int | None:
                 covers[i][chain] = 1
     for cover in covers:
         milp.at_least(cover, 1)
-        milp.at_least({v: -1 for v in cover}, -1)
+        milp.at_least(dict.fromkeys(cover, -1), -1)
     room = data["budget_bytes"] - data["const_bytes"]
     total: dict[int, float] = {}
     for row in [*stored, *(s for s, _ in chains)]:
@@ -275,7 +275,7 @@ def option_milp(
             total[number] = -inflight * k * times
             milp.at_least({largest: 1, used: -w}, 0)
             picks.append(number)
-        milp.at_least({p: 1 for p in picks}, 1 if alike else n)
-        milp.at_least({p: -1 for p in picks}, -1 if alike else -n)
+        milp.at_least(dict.fromkeys(picks, 1), 1 if alike else n)
+        milp.at_least(dict.fromkeys(picks, -1), -1 if alike else -n)
     milp.at_least(total, -room)
     return milp.solve()

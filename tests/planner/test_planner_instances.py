@@ -50,7 +50,6 @@ def test_gpt3_frontier() -> None:
     setting: dict[str, Any] = {"inflight": 1, "const_bytes": 0, "peak_model": "stored"}
     budgets = even_budgets(groups, 50, **setting)
     # Without re-run 34 s b h + 5 a s^2 b over t = 8: 358,612,992 B a layer (Korthikanti 2022).
-    # The same graph stores one byte-mask and no mask twice, so it starts exactly there.
     assert budgets[0] == 96 * 2048 * 12288 * 2 // 8
     assert budgets[-1] == 96 * 358_612_992
     points = trade_off(groups, [*budgets, budgets[0] - 1], **setting)

@@ -71,9 +71,7 @@ def test_pareto_on_few_and_on_many_levels(seed: int, spread: int) -> None:
     points = np.random.default_rng(seed).integers(0, spread, size=(400, 3))
     keep = pareto(*points.T)
     rows = [tuple(p) for p in points.tolist()]
-    expected = {
-        p for p in rows if not any(q != p and all(np.array(q) <= p) for q in rows)
-    }
+    expected = {p for p in rows if not any(q != p and all(np.array(q) <= p) for q in rows)}
     assert len(keep) == len(expected)
     assert {rows[i] for i in keep} == expected
 
@@ -161,7 +159,9 @@ def test_timeline_with_ready_made_options(seed: int) -> None:
     """Order, one option per kind and micro-batches per run, against trying everything."""
     rng = random.Random(seed)
     sets = [
-        OptionSet.of([Option(rng.randint(1, 9), rng.randint(0, 9), rng.randint(0, 9)) for _ in "ab"])
+        OptionSet.of(
+            [Option(rng.randint(1, 9), rng.randint(0, 9), rng.randint(0, 9)) for _ in "ab"]
+        )
         for _ in range(2)
     ]
     same = [rng.random() < 0.4 for _ in sets]

@@ -327,6 +327,9 @@ def _encoder_head(reading: Reading) -> None:
 
 @_adjust("distilbert")
 def _distilbert(reading: Reading) -> None:
+    """Its attention output has no dropout, which one rate for both branches cannot say."""
+    if reading.fields["hidden_dropout"] > 0:
+        reading.warnings.append("dropout: a mask after attention is counted, yet the code has none")
     if reading.values.flag("sinusoidal_pos_embds", False):
         reading.warnings.append("sinusoidal_pos_embds: the position table is fixed, yet counted")
 

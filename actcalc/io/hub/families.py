@@ -133,6 +133,7 @@ def _code(name: str) -> str:
     return f"transformers 5.24, modeling_{name}.py"
 
 
+_LOCAL: Keys = ("num_local_experts", "num_experts")
 _RATE: dict[str, tuple[Keys, float]] = {"attention_dropout": (("attention_dropout",), 0.0)}
 _ALL_BIAS = {"qkv_bias": ("attention_bias", False), "out_bias": ("attention_bias", False)}
 
@@ -167,7 +168,9 @@ MISTRAL = replace(
 )  # fmt: skip
 _NO_WINDOW = replace(MISTRAL, window_default=0)
 
-MIXTRAL = replace(_NO_WINDOW, code=_code("mixtral"), experts=Experts(width=("intermediate_size",)))
+MIXTRAL = replace(
+    _NO_WINDOW, code=_code("mixtral"), experts=Experts(count=_LOCAL, width=("intermediate_size",))
+)
 QWEN2 = replace(
     _PLAIN,
     code=_code("qwen2"),
@@ -390,7 +393,7 @@ GLM4_MOE = replace(
 GRANITE_MOE = replace(
     _ATTENTION_BIAS,
     code=_code("granitemoe"),
-    experts=Experts(router="softmax_topk", width=("intermediate_size",)),
+    experts=Experts(count=_LOCAL, router="softmax_topk", width=("intermediate_size",)),
 )
 FALCON = Family(
     code=_code("falcon"),
@@ -544,14 +547,14 @@ FAMILIES: dict[str, Family] = {
         facts={**_PLAIN.facts, "norm": "layernorm"},
         flags={**_ALL_BIAS, "head_bias": ("lm_head_bias", False)},
         windows="uniform",
-        experts=Experts(width=("intermediate_size",)),
+        experts=Experts(count=_LOCAL, width=("intermediate_size",)),
         defaults={"kv_heads": 8},
     ),
     "minimax_m2": replace(
         _PLAIN,
         code=_code("minimax_m2"),
         facts={**_PLAIN.facts, "qk_norm": "full"},
-        experts=Experts(
+        experts=Experts(count=_LOCAL,
             router="sigmoid", width=("intermediate_size",), facts=_BIAS_FREE_BALANCE,
         ),
         defaults={"head_dim": 128, "kv_heads": 8},
@@ -845,7 +848,7 @@ FAMILIES: dict[str, Family] = {
         activation=("", "swiglu_oai"),
         windows="every_2",
         window_default=128,
-        experts=Experts(
+        experts=Experts(count=_LOCAL,
             router="softmax_topk", width=("intermediate_size",),
             facts={"bias": True, "router_bias": True},
         ),
@@ -860,7 +863,7 @@ FAMILIES: dict[str, Family] = {
         window_keys=("attention_chunk_size",),
         window_default=8192,
         no_rope="every_4",
-        experts=Experts(
+        experts=Experts(count=_LOCAL,
             router="sigmoid", width=("intermediate_size",), shared_width=("intermediate_size",),
             layers="interleave", facts={"scale_input": True},
         ),

@@ -153,6 +153,6 @@ def other_layers(values: Values) -> dict[str, int]:
     if isinstance(listed, list):
         for name in listed:
             if isinstance(name, str) and name not in ATTENTION_LAYERS:
-                label = name[:40]
+                label = shown(name).strip("'")
                 counts[label] = counts.get(label, 0) + 1
     return dict(sorted(counts.items())[:4])

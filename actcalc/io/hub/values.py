@@ -15,6 +15,8 @@ _SHOWN = 60
 
 def shown(value: object) -> str:
     """``value`` as it was written, cut to a length that fits one line."""
+    if isinstance(value, int) and value.bit_length() > 1000:
+        return f"a number of {value.bit_length()} bits"
     text = "null" if value is None else repr(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 

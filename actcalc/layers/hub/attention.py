@@ -1,0 +1,94 @@
+"""Self-attention of transformers' modelling code: projections, norms, position, core, output."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from actcalc.errors import SpecError
+from actcalc.layers.algebra import symbol
+from actcalc.layers.context import Context
+from actcalc.layers.graph import GraphBuilder
+from actcalc.layers.hub.core import Core, attend
+from actcalc.layers.hub.heads import GROUP, MODULE, Heads
+from actcalc.layers.hub.linear import linear
+from actcalc.layers.hub.norm import norm
+from actcalc.layers.hub.rotary import rotate
+from actcalc.specs import LayerKind
+
+Triple = tuple[Heads, Heads, Heads]
+
+
+def attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
+    """Append self-attention of ``source``; return the branch, before dropout and residual."""
+    model = ctx.model
+    q, k, v = project(g, ctx, source)
+    q, k = normed(g, ctx, q, k)
+    if kind.rotary:
+        q, k = rotate(g, ctx, q, k)
+    core = Core(
+        q, k, v, kind,
+        causal=model.causal, keys=ctx.s, query_width=model.head_dim, value_width=model.head_dim,
+    )  # fmt: skip
+    context = attend(g, ctx, core)
+    return close(g, ctx, context)
+
+
+def close(g: GraphBuilder, ctx: Context, context: str) -> str:
+    """Append the output projection of the heads' context."""
+    return linear(
+        g, ctx, "out", GROUP, context,
+        inside=ctx.q_width, outside=ctx.h, bias=ctx.model.out_bias, modules=MODULE,
+    )  # fmt: skip
+
+
+def project(g: GraphBuilder, ctx: Context, source: str) -> Triple:
+    """Append the projections; q, k and v of one packed projection are views of it."""
+    model = ctx.model
+    if model.clip_qkv:
+        raise SpecError(
+            f"clamped queries, keys and values of {model.name} are not modelled",
+            "set clip_qkv to false, or use --framework paper",
+        )
+    bias = model.qkv_bias
+    common = {"inside": ctx.h, "bias": bias, "modules": MODULE}
+    if model.packed_qkv:
+        storage = linear(
+            g, ctx, "qkv", GROUP, source,
+            inside=ctx.h, outside=ctx.q_width + ctx.kv_width * 2, bias=bias, modules=MODULE,
+        )  # fmt: skip
+        names = (storage,) * 3
+    else:
+        names = tuple(
+            linear(
+                g, ctx, part, GROUP, source, inside=ctx.h, outside=width, bias=bias,
+                modules=MODULE, out=f"{part}_proj",
+            )
+            for part, width in (("q", ctx.q_width), ("k", ctx.kv_width), ("v", ctx.kv_width))
+        )  # fmt: skip
+    del common
+    q = Heads(names[0], symbol("a"), model.heads, ctx.d, sliced=model.packed_qkv)
+    kv = replace(q, heads=ctx.kv_heads, count=model.kv_heads)
+    return q, replace(kv, storage=names[1]), replace(kv, storage=names[2])
+
+
+def normed(g: GraphBuilder, ctx: Context, q: Heads, k: Heads) -> tuple[Heads, Heads]:
+    """Append the norms of queries and keys, per head or over their whole width."""
+    kind = ctx.model.qk_norm
+    if kind == "none":
+        return q, k
+    return _normed(g, ctx, q, "q"), _normed(g, ctx, k, "k")
+
+
+def _normed(g: GraphBuilder, ctx: Context, x: Heads, name: str) -> Heads:
+    kind = ctx.model.qk_norm
+    if kind == "full":
+        shape = (ctx.b, ctx.s, x.heads * x.width)
+        out = norm(g, ctx, f"{name}_norm", x.storage, shape=shape, modules=MODULE)
+    else:
+        shape = (ctx.b, ctx.s, x.heads, x.width)
+        weight = (x.heads, x.width) if kind == "heads" else None
+        out = norm(
+            g, ctx, f"{name}_norm", x.storage, shape=shape, weight=weight, modules=MODULE,
+            kind="unweighted" if kind == "unweighted" else "",
+        )  # fmt: skip
+    return replace(x, storage=out, sliced=False)

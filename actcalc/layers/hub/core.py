@@ -1,0 +1,353 @@
+"""Attention cores: transformers' eager code, PyTorch's scaled_dot_product_attention, flash-attn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from actcalc.errors import SpecError
+from actcalc.layers.algebra import ONE, Expr
+from actcalc.layers.context import Context
+from actcalc.layers.graph import DType, GraphBuilder
+from actcalc.layers.hub.heads import CORE, GROUP, Heads, copied, in_act, merged, repeated
+from actcalc.layers.linear import dropout
+from actcalc.specs import LayerKind
+
+Kernel = Literal["flash", "efficient", "math"]
+
+_FLASH_MULTIPLE = 8
+_BIAS_MULTIPLE = 16
+_FLASH_WIDEST = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """What an attention core reads, and which keys a query sees.
+
+    ``bias`` names an additive score bias that every layer has anyway (relative positions, ALiBi).
+    """
+
+    q: Heads
+    k: Heads
+    v: Heads
+    kind: LayerKind
+    causal: bool
+    keys: Expr
+    query_width: int
+    value_width: int
+    bias: str = ""
+
+
+def _scores(ctx: Context, x: Core) -> tuple[Expr, ...]:
+    return (ctx.b, x.q.heads, ctx.s, x.keys)
+
+
+def _qk_flops(ctx: Context, x: Core) -> Expr:
+    return ctx.tokens * x.keys * x.q.heads * x.q.width * 2
+
+
+def _pv_flops(ctx: Context, x: Core) -> Expr:
+    return ctx.tokens * x.keys * x.q.heads * x.v.width * 2
+
+
+def _short_window(ctx: Context, x: Core) -> bool:
+    """Whether the layer's window hides keys: transformers tests ``kv_length >= window``."""
+    return 0 < x.kind.window <= ctx.workload.seq
+
+
+def needs_mask(ctx: Context, x: Core) -> bool:
+    """Whether scaled_dot_product_attention gets a mask (masking_utils.py, ``sdpa_mask``)."""
+    return ctx.workload.padding_mask or _short_window(ctx, x) or bool(x.bias)
+
+
+def choose(ctx: Context, x: Core, *, masked: bool, grouped: bool) -> Kernel:
+    """The kernel scaled_dot_product_attention runs on a GPU from sm_80 on.
+
+    ``grouped`` says that keys have fewer heads than queries (``enable_gqa``). Source:
+    ``can_use_flash_attention`` and ``can_use_mem_efficient_attention`` in ATen's
+    ``transformers/cuda/sdp_utils.cpp``, tried in that order, then the math implementation.
+    """
+    half = ctx.act is not DType.FP32
+    width, value = x.query_width, x.value_width
+    if half and not masked and width == value <= _FLASH_WIDEST:
+        return "flash"
+    # CUTLASS moves 128 bits at a time: 8 half or 4 single precision elements.
+    alignment = 8 if half else 4
+    aligned = width % alignment == 0 and value % alignment == 0
+    return "efficient" if aligned and not grouped else "math"
+
+
+def attend(g: GraphBuilder, ctx: Context, x: Core) -> str:
+    """Append the core the run asks for; return the context, (b, s, heads · width) in memory."""
+    if ctx.workload.attention == "eager":
+        return eager(g, ctx, x)
+    if ctx.workload.attention == "flash":
+        return _flash_package(g, ctx, x)
+    return _sdpa(g, ctx, x)
+
+
+def _context(g: GraphBuilder, ctx: Context, x: Core, source: str) -> str:
+    """Append the copy that puts a result in head order back into token order."""
+    out = g.tensor("context", (ctx.b, ctx.s, x.q.heads * x.v.width), g.dtype(source))
+    g.op("merge_heads", "copy", GROUP, [source], [out], modules=CORE)
+    return out
+
+
+def additive_mask(g: GraphBuilder, ctx: Context, x: Core) -> list[str]:
+    """Declare the float mask that eager attention adds, shared by all layers of a kind.
+
+    A bidirectional mask without padding is skipped (masking_utils.py, ``eager_mask``).
+    """
+    if not (x.causal or ctx.workload.padding_mask or _short_window(ctx, x)):
+        return []
+    name = "attention_mask" if x.kind.attention == "full" else f"{x.kind.attention}_mask"
+    return [g.shared(name, (ctx.b, 1, ctx.s, x.keys), ctx.residual)]
+
+
+def eager(g: GraphBuilder, ctx: Context, x: Core) -> str:
+    """Append ``eager_attention_forward``: scores, mask, softmax, dropout, weighted values.
+
+    The softmax runs in fp32 and is cast back (kernel ``softmax: fp32``), or in the type of the
+    scores (``input``; autocast runs it in fp32 all the same). It keeps its result, the product
+    its operand.
+    """
+    q = merged(g, ctx, in_act(g, ctx, x.q, "q"), "q")
+    k = in_act(g, ctx, repeated(g, ctx, x.k, x.q, "k"), "k")
+    v = in_act(g, ctx, repeated(g, ctx, x.v, x.q, "v"), "v")
+    k, v = merged(g, ctx, k, "k"), merged(g, ctx, v, "v")
+    shape = _scores(ctx, x)
+    scores = g.tensor("scores", shape, ctx.act)
+    pair = list(dict.fromkeys([q.storage, k.storage]))
+    g.op("qk", "core", GROUP, pair, [scores], saves=pair, flops=_qk_flops(ctx, x), modules=CORE)
+    if ctx.model.attention_softcap:
+        capped = g.tensor("scores_capped", shape, ctx.act)
+        g.op("softcap", "activation", GROUP, [scores], [capped], saves=[capped], modules=CORE)
+        scores = capped
+    masks = additive_mask(g, ctx, x)
+    probs = softmax(g, ctx, scores, shape, masks, x.bias)
+    if ctx.attention_dropout:
+        probs = dropout(g, "softmax_dropout", GROUP, probs, modules=CORE)
+    return weighted(g, ctx, x, probs, v)
+
+
+def softmax(
+    g: GraphBuilder,
+    ctx: Context,
+    scores: str,
+    shape: tuple[Expr, ...],
+    masks: list[str],
+    bias: str,
+) -> str:
+    """Append mask, bias and softmax of the scores; return the probabilities."""
+    inputs = [scores, *masks, *([bias] if bias else [])]
+    wide = ctx.kernel("softmax") == "fp32"
+    kept = DType.FP32 if wide or ctx.autocast else ctx.act
+    probs = g.tensor("probs", shape, kept)
+    g.op("softmax", "softmax", GROUP, inputs, [probs], saves=[probs], modules=CORE)
+    if wide and ctx.act is not DType.FP32:
+        cast = g.tensor("probs_cast", shape, ctx.act)
+        g.op("softmax_cast", "copy", GROUP, [probs], [cast], modules=CORE)
+        return cast
+    return probs
+
+
+def weighted(g: GraphBuilder, ctx: Context, x: Core, probs: str, v: Heads) -> str:
+    """Append the product of probabilities and values, and the copy into token order."""
+    if g.dtype(probs) is not ctx.act:
+        cast = g.tensor("probs_operand", g.shape(probs), ctx.act)
+        g.op("probs_operand", "copy", GROUP, [probs], [cast], modules=CORE)
+        probs = cast
+    out = g.tensor("weighted_values", (ctx.b, x.q.heads, ctx.s, x.v.width), ctx.act)
+    pair = [probs, v.storage]
+    g.op("pv", "core", GROUP, pair, [out], saves=pair, flops=_pv_flops(ctx, x), modules=CORE)
+    return _context(g, ctx, x, out)
+
+
+def _sdpa(g: GraphBuilder, ctx: Context, x: Core) -> str:
+    """Append ``sdpa_attention_forward`` (integrations/sdpa_attention.py).
+
+    Keys and values keep their number of heads only without a mask and with one width of at most
+    256; else they are repeated first.
+    """
+    if ctx.model.attention_softcap:
+        raise SpecError(
+            f"scaled_dot_product_attention has no soft cap of scores ({ctx.model.name})",
+            "use --attention eager or flash",
+        )
+    masked = needs_mask(ctx, x)
+    native = ctx.kernel("sdpa_grouped") == "native"
+    q, k, v = x.q, x.k, x.v
+    grouped = k.count != q.count
+    if grouped and native:
+        if masked or not x.query_width == x.value_width <= _FLASH_WIDEST:
+            k, v = repeated(g, ctx, k, q, "k"), repeated(g, ctx, v, q, "v")
+            grouped = False
+    q, k, v = (in_act(g, ctx, t, n) for t, n in ((q, "q"), (k, "k"), (v, "v")))
+    x = replace(x, q=q, k=k, v=v)
+    kernel: Kernel = choose(ctx, x, masked=masked, grouped=grouped)
+    if kernel == "flash" and grouped and not native:
+        kernel = "math"
+    if kernel == "flash":
+        return _flash(g, ctx, x, "sdpa_flash", rng_bytes=24)
+    if kernel == "efficient":
+        return _efficient(g, ctx, x, masked=masked)
+    return _math(g, ctx, x, masked=masked)
+
+
+def _flash(g: GraphBuilder, ctx: Context, x: Core, name: str, *, rng_bytes: int) -> str:
+    """Append a flash kernel: q, k, v, output, logsumexp and random state are kept.
+
+    Widths are padded to a multiple of 8, which copies. The output lies in memory as the query
+    does (``empty_like``). Backward makes five products where forward has two.
+    """
+    padding = -x.query_width % _FLASH_MULTIPLE
+    if padding:
+        width = x.q.width + padding
+        x = replace(
+            x,
+            **{
+                part: copied(g, ctx, replace(heads, width=width), f"{part}_padded", order="head")
+                for part, heads in (("q", x.q), ("k", x.k), ("v", x.v))
+            },
+        )
+    lse = g.tensor("logsumexp", (ctx.b, x.q.heads, ctx.s), DType.FP32)
+    made = [lse]
+    if rng_bytes:
+        made.append(g.tensor("rng_state", (ONE * rng_bytes,), DType.UINT8))
+    flops = _qk_flops(ctx, x) + _pv_flops(ctx, x)
+    inputs = list(dict.fromkeys([x.q.storage, x.k.storage, x.v.storage]))
+    in_place = x.q.order == "token" and not padding
+    shape = (ctx.b, ctx.s, x.q.heads * x.v.width)
+    if in_place:
+        out = g.tensor("context", shape, ctx.act)
+    else:
+        out = g.tensor("core_out", (ctx.b, x.q.heads, ctx.s, x.v.width), ctx.act)
+    g.op(
+        name, "core", GROUP, inputs, [out, *made], saves=[*inputs, out, *made],
+        flops=flops, backward_flops=flops * 5 / 2, modules=CORE, kernel="flash",
+    )  # fmt: skip
+    if in_place:
+        return out
+    narrow = replace(x.v, width=x.v.width - padding) if padding else x.v
+    return _context(g, ctx, replace(x, v=narrow), out)
+
+
+def _efficient(g: GraphBuilder, ctx: Context, x: Core, *, masked: bool) -> str:
+    """Append the memory-efficient kernel: as flash, plus an additive bias for a mask.
+
+    A boolean mask becomes a bias of the activations' type in every layer, whose rows are padded
+    to a multiple of 16. The output is in token order; the random state is two int64.
+    """
+    lse = g.tensor("logsumexp", (ctx.b, x.q.heads, ctx.s), DType.FP32)
+    made = [lse, g.tensor("rng_state", (ONE * 16,), DType.UINT8)]
+    inputs = list(dict.fromkeys([x.q.storage, x.k.storage, x.v.storage]))
+    kept = list(inputs)
+    if masked:
+        inputs.append(boolean_mask(g, ctx, x))
+        bias = g.tensor("attention_bias", _bias_shape(ctx, x), ctx.act)
+        made.append(bias)
+    flops = _qk_flops(ctx, x) + _pv_flops(ctx, x)
+    out = g.tensor("context", (ctx.b, ctx.s, x.q.heads * x.v.width), ctx.act)
+    g.op(
+        "sdpa_efficient", "core", GROUP, inputs, [out, *made], saves=[*kept, out, *made],
+        flops=flops, backward_flops=flops * 5 / 2, modules=CORE, kernel="efficient",
+    )  # fmt: skip
+    return out
+
+
+def boolean_mask(g: GraphBuilder, ctx: Context, x: Core) -> str:
+    """Declare the boolean mask that the model makes once for all layers of a kind."""
+    name = "attention_mask" if x.kind.attention == "full" else f"{x.kind.attention}_mask"
+    batch = ctx.b if ctx.workload.padding_mask else ONE
+    return g.shared(name, (batch, 1, ctx.s, x.keys), DType.BOOL)
+
+
+def _bias_shape(ctx: Context, x: Core) -> tuple[Expr, ...]:
+    missing = -ctx.workload.seq % _BIAS_MULTIPLE
+    return (ctx.b, ONE, ctx.s, x.keys + missing)
+
+
+def _math(g: GraphBuilder, ctx: Context, x: Core, *, masked: bool) -> str:
+    """Append the math implementation: in fp32, with q and k scaled first.
+
+    Both products keep fp32 operands, the softmax its result, which dropout then copies
+    (``_scaled_dot_product_attention_math`` in ATen's ``transformers/attention.cpp``).
+    """
+    q = copied(g, ctx, x.q, "q_scaled", dtype=DType.FP32)
+    k = copied(g, ctx, x.k, "k_scaled", dtype=DType.FP32)
+    v = x.v if ctx.act is DType.FP32 else copied(g, ctx, x.v, "v_fp32", dtype=DType.FP32)
+    q = merged(g, ctx, q, "q")
+    k, v = (merged(g, ctx, repeated(g, ctx, t, q, n), n) for t, n in ((k, "k"), (v, "v")))
+    shape = _scores(ctx, x)
+    scores = g.tensor("scores", shape, DType.FP32)
+    pair = [q.storage, k.storage]
+    g.op("qk", "core", GROUP, pair, [scores], saves=pair, flops=_qk_flops(ctx, x), modules=CORE)
+    probs = g.tensor("probs", shape, DType.FP32)
+    inputs = [scores, *([boolean_mask(g, ctx, x)] if masked else [])]
+    g.op("softmax", "softmax", GROUP, inputs, [probs], saves=[probs], modules=CORE)
+    if ctx.attention_dropout:
+        probs = dropout(g, "softmax_dropout", GROUP, probs, modules=CORE)
+    out = g.tensor("weighted_values", (ctx.b, x.q.heads, ctx.s, x.v.width), DType.FP32)
+    pair = [probs, v.storage]
+    g.op("pv", "core", GROUP, pair, [out], saves=pair, flops=_pv_flops(ctx, x), modules=CORE)
+    cast = g.tensor("context", (ctx.b, ctx.s, x.q.heads * x.v.width), ctx.act)
+    g.op("merge_heads", "copy", GROUP, [out], [cast], modules=CORE)
+    return cast
+
+
+def _flash_package(g: GraphBuilder, ctx: Context, x: Core) -> str:
+    """Append the flash-attn package's kernel (integrations/flash_attention.py).
+
+    It reads q, k, v in token order as they are, knows windows, soft caps and grouped keys, and
+    keeps them with its output, logsumexp and 16 B of random state (``FlashAttnFunc``). Narrower
+    values are padded to the width of keys first. Padding is removed before and put back after:
+    q, k, v and the output are then copies, with the indices of the real tokens; all tokens are
+    counted as real.
+    """
+    if ctx.act is DType.FP32:
+        raise SpecError(
+            "flash-attn has no fp32 kernel (precision fp32)",
+            "use --precision bf16, or --attention sdpa",
+        )
+    if x.query_width > _FLASH_WIDEST:
+        raise SpecError(
+            f"flash-attn takes heads up to {_FLASH_WIDEST} wide, not {x.query_width}",
+            "use --attention sdpa",
+        )
+    if x.bias or ctx.model.attention_sinks:
+        what = "additive position biases" if x.bias else "attention sinks"
+        raise SpecError(
+            f"flash-attn 2 has no {what} ({ctx.model.name})", "use --attention eager"
+        )
+    q, k, v = (in_act(g, ctx, t, n) for t, n in ((x.q, "q"), (x.k, "k"), (x.v, "v")))
+    if x.value_width != x.query_width:
+        v = copied(g, ctx, replace(v, width=q.width), "v_padded", order="token")
+    x = replace(x, q=q, k=k)
+    if not ctx.workload.padding_mask:
+        if v is x.v or v.width == x.v.width:
+            return _flash(g, ctx, replace(x, v=v), "flash_attention", rng_bytes=16)
+        padded = replace(x, v=v, q=replace(q, order="head"))
+        return _cropped(g, ctx, x, padded)
+    indices = g.tensor("real_tokens", (ctx.tokens,), DType.INT64)
+    g.op("unpad", "copy", GROUP, [q.storage], [indices], saves=[indices], modules=CORE)
+    g.note("padding: every token is counted as real; padded ones cost less with flash-attn")
+    unpadded = (
+        copied(g, ctx, t, f"{n}_unpadded", order="token") for t, n in ((q, "q"), (k, "k"), (v, "v"))
+    )
+    q, k, v = unpadded
+    inner = replace(x, q=replace(q, order="head"), k=k, v=v)
+    return _cropped(g, ctx, x, inner)
+
+
+def _cropped(g: GraphBuilder, ctx: Context, x: Core, inner: Core) -> str:
+    """Append flash attention of ``inner`` and the copy of its output to the shape of ``x``."""
+    lse = g.tensor("logsumexp", (ctx.b, x.q.heads, ctx.s), DType.FP32)
+    rng = g.tensor("rng_state", (ONE * 16,), DType.UINT8)
+    out = g.tensor("core_out", (ctx.b, ctx.s, x.q.heads * inner.v.width), ctx.act)
+    inputs = list(dict.fromkeys([inner.q.storage, inner.k.storage, inner.v.storage]))
+    flops = _qk_flops(ctx, inner) + _pv_flops(ctx, inner)
+    g.op(
+        "flash_attention", "core", GROUP, inputs, [out, lse, rng], saves=[*inputs, out, lse, rng],
+        flops=flops, backward_flops=flops * 5 / 2, modules=CORE, kernel="flash",
+    )  # fmt: skip
+    return _context(g, ctx, x, out)

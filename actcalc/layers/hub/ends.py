@@ -1,0 +1,162 @@
+"""Embedding and head of transformers' models: what they save, and the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from actcalc.layers.algebra import ONE, Expr, symbol
+from actcalc.layers.context import Context
+from actcalc.layers.graph import DType, Graph, GraphBuilder, Weight
+from actcalc.layers.hub.linear import linear
+from actcalc.layers.hub.mlp import activate
+from actcalc.layers.hub.norm import norm
+from actcalc.layers.linear import dropout
+
+EMBEDDING_SCOPE = "embedding"
+
+
+def embedding_graph(ctx: Context) -> Graph:
+    """Token, position and segment look-up, norm and dropout.
+
+    The batch itself is nobody's activation, so that the token ids count for nothing; position ids
+    the model makes for itself are kept by their look-up.
+    """
+    g = GraphBuilder("embedding")
+    if ctx.model.patches:
+        first, out = _patches(g, ctx)
+    else:
+        first, out = _look_up(g, ctx)
+    if ctx.model.embedding_norm:
+        out = norm(g, ctx, "embedding_norm", out, group="embedding", modules=())
+    if ctx.embedding_dropout:
+        out = dropout(g, "embedding_dropout", "embedding", out)
+    return g.build(first, out)
+
+
+_POSITION_ROWS = {"one": lambda ctx: ONE, "batch": lambda ctx: ctx.b}
+
+
+def _look_up(g: GraphBuilder, ctx: Context) -> tuple[str, str]:
+    model = ctx.model
+    ids = g.tensor("token_ids", (ctx.b, ctx.s), DType.INT64)
+    width = ctx.h if model.embedding_dim in (0, model.hidden) else ONE * model.embedding_dim
+    weights = [Weight("token_embedding", (symbol("v"), width), scope=EMBEDDING_SCOPE)]
+    made, saves = [], []
+    rows = {"buffer": None, "one": ONE, "batch": ctx.b}[ctx.kernel("position_ids")]
+    if model.max_positions:
+        weights.append(Weight("position_embedding", (symbol("o"), ctx.h), scope="positions"))
+        if rows is not None:
+            made.append(g.tensor("position_ids", (rows, ctx.s), DType.INT64))
+    if model.token_types:
+        segments = (ONE * model.token_types, ctx.h)
+        weights.append(Weight("token_type_embedding", segments, scope="token_types"))
+        made.append(g.tensor("token_type_ids", (ONE, ctx.s), DType.INT64))
+    saves += made
+    out = g.tensor("embedded", (ctx.b, ctx.s, width), ctx.residual)
+    g.op(
+        "embedding", "embedding", "embedding", [ids], [out, *made], saves=saves, weights=weights
+    )
+    if width != ctx.h:
+        out = linear(
+            g, ctx, "embedding_projection", "embedding", out, inside=width, outside=ctx.h
+        )
+    return ids, out
+
+
+def _patches(g: GraphBuilder, ctx: Context) -> tuple[str, str]:
+    """The convolution of patches, the class token and learned positions (ViTEmbeddings)."""
+    model = ctx.model
+    tokens = ONE * (ctx.workload.seq - 1)
+    pixels = g.tensor("pixels", (ctx.b, tokens, ONE * model.patches), ctx.residual)
+    out = g.tensor("embedded", (ctx.b, ctx.s, ctx.h), ctx.residual)
+    weights = [
+        Weight("patch_embedding.weight", (ctx.h, ONE * model.patches)),
+        Weight("patch_embedding.bias", (ctx.h,)),
+        Weight("class_token", (ctx.h,)),
+        Weight("position_embedding", (symbol("o"), ctx.h)),
+    ]
+    flops = ctx.b * tokens * ctx.h * model.patches * 2
+    g.op(
+        "patch_embedding", "linear", "embedding", [pixels], [out], flops=flops, weights=weights
+    )
+    return pixels, out
+
+
+def head_graph(ctx: Context) -> Graph:
+    """Final norm, output projection and loss."""
+    model = ctx.model
+    g = GraphBuilder("head")
+    stream = g.tensor("input", (ctx.b, ctx.s, ctx.h), ctx.residual)
+    if model.final_norm:
+        stream = norm(g, ctx, "final_norm", stream, group="head", modules=())
+    if model.head == "none":
+        g.op("end", "view", "head", [stream], [])
+        return g.build("input", stream)
+    if model.head == "mlm":
+        stream = linear(
+            g, ctx, "transform", "head", stream, inside=ctx.h, outside=ctx.h, bias=True
+        )
+        shape = (ctx.b, ctx.s, ctx.h)
+        stream = activate(g, ctx, "transform_activation", stream, shape, group="head", modules=())
+        stream = norm(g, ctx, "head_norm", stream, group="head", modules=())
+    if model.head == "classifier":
+        return g.build("input", _classify(g, ctx, stream))
+    return g.build("input", _predict(g, ctx, stream))
+
+
+def _classify(g: GraphBuilder, ctx: Context, stream: str) -> str:
+    """A classifier of the first token, a view of the whole last hidden state."""
+    labels = ONE * (ctx.model.labels or 2)
+    logits = linear(
+        g, ctx, "head", "head", stream, inside=ctx.h, outside=labels, bias=True, rows=(ctx.b,)
+    )
+    return _loss(g, ctx, logits, (ctx.b, labels), shifted=False, upcast=False)
+
+
+def _predict(g: GraphBuilder, ctx: Context, stream: str) -> str:
+    """The projection to the vocabulary and the loss.
+
+    Causal language models upcast the logits and shift the labels (loss/loss_utils.py
+    ``ForCausalLMLoss``); masked ones do neither.
+    """
+    model = ctx.model
+    vocab = symbol("v")
+    causal = model.head == "lm"
+    logits = linear(
+        g, ctx, "head", "head", stream,
+        inside=ctx.h, outside=vocab, bias=model.head_bias,
+        scope=EMBEDDING_SCOPE if model.tied else "head",
+    )  # fmt: skip
+    shape = (ctx.b, ctx.s, vocab)
+    if model.logit_softcap:
+        capped = g.tensor("logits_capped", shape, ctx.act)
+        g.op("logit_softcap", "activation", "head", [logits], [capped], saves=[capped])
+        logits = capped
+    return _loss(g, ctx, logits, shape, shifted=causal, upcast=causal)
+
+
+def _loss(
+    g: GraphBuilder,
+    ctx: Context,
+    logits: str,
+    shape: Iterable[Expr],
+    *,
+    shifted: bool,
+    upcast: bool,
+) -> str:
+    """Append the cross-entropy: log-probabilities, shifted labels and a scalar are kept."""
+    dtype = DType.FP32 if upcast else g.dtype(logits)
+    dims = tuple(shape)
+    probs = g.tensor("log_probs", dims, dtype)
+    kept = [probs]
+    if ctx.autocast and not upcast:
+        kept.append(g.tensor("log_probs_fp32", dims, DType.FP32))
+        dtype = DType.FP32
+    if shifted:
+        # Labels are padded by one and shifted: of one sequence that is a view of the padded ones.
+        extra = 1 if ctx.workload.micro_batch == 1 else 0
+        kept.append(g.tensor("labels", (ctx.b, ctx.s + extra), DType.INT64))
+    kept.append(g.tensor("total_weight", (), dtype))
+    loss = g.tensor("loss", (), dtype)
+    g.op("cross_entropy", "loss", "head", [logits], [*kept, loss], saves=kept)
+    return loss

@@ -1,0 +1,73 @@
+"""One layer of transformers' modelling code: norms, attention, feed-forward, residuals."""
+
+from __future__ import annotations
+
+from actcalc.layers.context import Context
+from actcalc.layers.graph import Graph, GraphBuilder
+from actcalc.layers.hub.attention import attention
+from actcalc.layers.hub.linear import promoted
+from actcalc.layers.hub.mla import mla_attention
+from actcalc.layers.hub.mlp import feed_forward
+from actcalc.layers.hub.moe import moe
+from actcalc.layers.hub.norm import norm
+from actcalc.layers.linear import dropout
+from actcalc.specs import LayerKind
+
+
+def layer_graph(ctx: Context, kind: LayerKind) -> Graph:
+    """The graph of one layer of ``kind``."""
+    g = GraphBuilder(kind.label)
+    g.tensor("input", (ctx.b, ctx.s, ctx.h), stream_dtype(ctx))
+    return g.build("input", _body(g, ctx, kind, "input"))
+
+
+def stream_dtype(ctx: Context):
+    return ctx.residual
+
+
+def _body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
+    if ctx.model.parallel != "none":
+        return _parallel(g, ctx, kind, stream)
+    placement = ctx.model.norm_placement
+    if placement == "post":
+        middle = _add(g, ctx, "attention", _attend(g, ctx, kind, stream), stream, "attention_sum")
+        middle = norm(g, ctx, "norm1", middle)
+        summed = _add(g, ctx, "ffn", _feed(g, ctx, kind, middle), middle, "ffn_sum")
+        return norm(g, ctx, "norm2", summed, out="output")
+    before, after = placement in ("pre", "sandwich"), placement in ("sandwich", "post_sublayer")
+    first = norm(g, ctx, "norm1", stream) if before else stream
+    branch = _attend(g, ctx, kind, first)
+    branch = norm(g, ctx, "norm1_post", branch) if after else branch
+    middle = _add(g, ctx, "attention", branch, stream, "middle")
+    second = norm(g, ctx, "norm2", middle) if before else middle
+    branch = _feed(g, ctx, kind, second)
+    branch = norm(g, ctx, "norm2_post", branch) if after else branch
+    return _add(g, ctx, "ffn", branch, middle, "output")
+
+
+def _parallel(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
+    """Attention and feed-forward of the same input, after one norm or one each."""
+    first = norm(g, ctx, "norm1", stream)
+    second = norm(g, ctx, "norm2", stream) if ctx.model.parallel == "two_norms" else first
+    middle = _add(g, ctx, "attention", _attend(g, ctx, kind, first), stream, "middle")
+    return _add(g, ctx, "ffn", _feed(g, ctx, kind, second), middle, "output")
+
+
+def _attend(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
+    if ctx.model.mla:
+        return mla_attention(g, ctx, kind, source)
+    return attention(g, ctx, kind, source)
+
+
+def _feed(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
+    return moe(g, ctx, source) if kind.mlp == "moe" else feed_forward(g, ctx, source)
+
+
+def _add(g: GraphBuilder, ctx: Context, what: str, branch: str, stream: str, out: str) -> str:
+    """Append the branch's dropout and its addition to the stream, which keeps nothing."""
+    if ctx.hidden_dropout:
+        branch = dropout(g, f"{what}_dropout", what, branch)
+    dtype = promoted(g.dtype(branch), g.dtype(stream))
+    g.tensor(out, g.shape(stream), dtype)
+    g.op(f"{what}_add", "add", what, [branch, stream], [out])
+    return out

@@ -1,0 +1,87 @@
+"""Configurations that are measured in part, by another class, or not at all."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from actcalc.errors import SpecError
+from actcalc.measure import measure_transformers
+
+pytest.importorskip("torch", reason="needs actcalc[torch]")
+transformers = pytest.importorskip("transformers", reason="needs actcalc[torch]")
+
+LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 99}
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        ({"hidden_size": 64}, {}, "no model_type"),
+        ({"model_type": "no-such-model"}, {}, "does not know model_type 'no-such-model'"),
+        ({**LLAMA, "num_attention_heads": 7}, {}, "llama|Llama"),
+        (LLAMA, {"attention": "magic"}, "unknown attention 'magic'"),
+        (LLAMA, {"dtype": "fp8"}, "unknown dtype 'fp8'"),
+        (LLAMA, {"batch": 0}, "batch is 0"),
+        (LLAMA, {"seq": -1}, "seq is -1"),
+        (LLAMA, {"layers": 0}, "layers is 0"),
+        (LLAMA, {"cls": "LlamaForEverything"}, "no class 'LlamaForEverything'"),
+        ({"model_type": "bloom", "n_layer": 2}, {"attention": "sdpa"}, "does not support"),
+        ("no/such/folder", {}, "cannot read no/such/folder"),
+    ],
+)
+def test_refused(config, options, message):
+    with pytest.raises(SpecError, match=message) as caught:
+        measure_transformers(config, **{"seq": 16, **options})
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "3"])
+def test_bad_file(tmp_path, text):
+    path = tmp_path / "config.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(SpecError, match=r"config\.json"):
+        measure_transformers(path)
+
+
+def test_folder_and_mapping_agree(tmp_path):
+    remote = {"auto_map": {"AutoModelForCausalLM": "evil.Code"}, "dtype": "float16"}
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | remote), encoding="utf-8")
+    assert measure_transformers(tmp_path, seq=16) == measure_transformers(LLAMA, seq=16)
+
+
+def test_transformers_chooses_the_attention():
+    assert measure_transformers({"model_type": "bloom", "n_layer": 2}, seq=16).attention == "eager"
+    assert measure_transformers(LLAMA, seq=16).attention == "sdpa"
+
+
+def test_text_part_of_a_multimodal_model():
+    config = {"model_type": "gemma3", "text_config": {"num_hidden_layers": 2}}
+    result = measure_transformers(config, seq=16)
+    assert result.n_layers == 2
+    assert any("text model" in note for note in result.notes)
+
+
+def test_state_space_layers_are_noted():
+    config = {"model_type": "mamba", "num_hidden_layers": 2, "hidden_size": 64}
+    notes = measure_transformers(config, seq=8).notes
+    assert any("mamba-ssm" in note for note in notes)
+    assert measure_transformers(LLAMA, seq=16).notes == ()
+
+
+def test_encoder_decoder_counts_both_stacks():
+    config = {"model_type": "t5", "num_layers": 2, "num_decoder_layers": 3}
+    result = measure_transformers(config, seq=32)
+    assert result.n_layers == 5
+    assert result.between_bytes > 0
+    parts = (result.embedding_bytes, result.between_bytes, result.head_bytes)
+    assert sum(parts) + sum(result.layers_bytes) == result.total_bytes
+
+
+def test_a_real_padding_mask_takes_flash_away():
+    config = {**LLAMA, "num_attention_heads": 4}
+    free = measure_transformers(config, seq=16, batch=2)
+    masked = measure_transformers(config, seq=16, batch=2, padding_mask=True)
+    assert set(free.attention_kernels) == {"flash"}
+    assert set(masked.attention_kernels) == {"efficient"}

@@ -1,0 +1,61 @@
+"""Every preset's graph has exactly as many parameters as the library's own model class."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actcalc.io import presets
+from actcalc.layers.context import whole
+from actcalc.layers.model import model_graph, parameters
+from actcalc.specs import Layout, Model, Workload
+from actcalc.specs.run import load_framework, source
+from actcalc.specs.validate import build
+
+DATA = Path(__file__).parent.parent / "data"
+COUNTED: dict[str, dict[str, Any]] = json.loads((DATA / "parameters.json").read_text())["models"]
+STATED = {
+    name: preset.values["parameters"]
+    for name in presets.names("models")
+    if "parameters" in (preset := presets.load("models", name)).values
+}
+
+
+def graph_parameters(name: str) -> int:
+    origin = source(name)
+    spec = build(Model, origin.model, name)
+    # The library builds no prediction layers, and its counts hold none.
+    spec = spec.model_copy(update={"mtp_layers": 0})
+    workload = build(Workload, origin.workload, name)
+    graph = model_graph(spec, Layout(), workload, load_framework("transformers"))
+    return int(parameters(graph, whole(graph.sizes)))
+
+
+def test_sixty_models_are_counted():
+    assert len(COUNTED) >= 60
+    assert set(COUNTED) <= set(STATED)
+
+
+@pytest.mark.parametrize("name", sorted(COUNTED))
+def test_preset_states_the_count(name):
+    assert STATED[name] == COUNTED[name]["parameters"]
+
+
+@pytest.mark.parametrize("name", sorted(STATED))
+def test_graph_has_as_many(name):
+    assert graph_parameters(name) == STATED[name]
+
+
+def test_recorded_models():
+    """Counts of the measured models (recorded from the library) and of the presets agree."""
+    alike = {"gpt2-small": "gpt2", "mistral-7b": ""}
+    records = DATA / "transformers_saved_bytes.json"
+    if not records.exists():
+        pytest.skip("the measurements are not in this checkout")
+    for record in json.loads(records.read_text()):
+        name = alike.get(record["model"], record["model"])
+        if name in STATED:
+            assert STATED[name] == record["params"]
