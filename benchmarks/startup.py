@@ -37,13 +37,17 @@ def peak_memory_mb() -> float:
 def main() -> None:
     for command in (MAIN, IMPORTS, TABLES):
         cpu_seconds(command)
-    rows = [tuple(cpu_seconds(command) for command in (MAIN, IMPORTS, TABLES)) for _ in range(ROUNDS)]
+    rows = [
+        tuple(cpu_seconds(command) for command in (MAIN, IMPORTS, TABLES)) for _ in range(ROUNDS)
+    ]
     ours, bare, tables = (statistics.median(column) for column in zip(*rows, strict=True))
     print(f"actcalc gpt3-175b --tp 8 --sp            {ours * 1e3:6.0f} ms CPU")
     print(f"import typer, rich, pydantic, yaml       {bare * 1e3:6.0f} ms CPU")
     print(f"  the same with rich's console and table {tables * 1e3:6.0f} ms CPU")
-    print(f"ratio {statistics.median(a / b for a, b, _ in rows):.2f}, "
-          f"{statistics.median(a / c for a, _, c in rows):.2f} with console and table")
+    print(
+        f"ratio {statistics.median(a / b for a, b, _ in rows):.2f}, "
+        f"{statistics.median(a / c for a, _, c in rows):.2f} with console and table"
+    )
     print(f"peak memory {peak_memory_mb():.0f} MB")
 
 

@@ -46,8 +46,10 @@ def test_an_uneven_shard_is_rounded_up():
 
 exprs = st.recursive(
     st.sampled_from([s, b, h, a, ONE]) | st.integers(-9, 9).map(Expr.of),
-    lambda inner: st.tuples(inner, inner).map(lambda p: p[0] + p[1])
-    | st.tuples(inner, inner).map(lambda p: p[0] * p[1]),
+    lambda inner: (
+        st.tuples(inner, inner).map(lambda p: p[0] + p[1])
+        | st.tuples(inner, inner).map(lambda p: p[0] * p[1])
+    ),
     max_leaves=8,
 )
 

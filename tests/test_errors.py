@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 CASES = {
-    "tp does not divide heads": (["gpt3-175b", "--tp", 7], ["tp 7", "heads 96", "--tp 6"]),
+    "tp does not divide heads": (["gpt3-175b", "--tp", 7], ["tp 7", "heads 96", "--tp 8"]),
     "sp without tp": (["gpt3-175b", "--sp"], ["tp is 1", "--tp 2"]),
     "unknown preset": (["gpt3-175"], ["gpt3-175", "did you mean gpt3-175b"]),
     "unknown command": (["comapre", "gpt3-175b"], ["comapre", "did you mean compare"]),

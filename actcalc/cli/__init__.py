@@ -30,7 +30,7 @@ def main() -> None:
         sys.stdout.flush()
     except SpecError as error:
         fail(str(error), error.hint)
-    except (RecursionError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+    except (RuntimeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         if os.environ.get("ACTCALC_DEBUG"):
             raise
         fail(

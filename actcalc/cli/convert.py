@@ -47,7 +47,9 @@ class PlainConverter:
         try:
             return self.convert(value)
         except ValueError:
-            raise typer.BadParameter(f"{value!r} is not {self.noun}", ctx=ctx, param=param) from None
+            raise typer.BadParameter(
+                f"{value!r} is not {self.noun}", ctx=ctx, param=param
+            ) from None
 
 
 def plain(params: Any) -> Any:

@@ -49,18 +49,14 @@ class RunOptions:
         _option("--sp/--no-sp", help="Sequence parallelism with tp.", panel=_LAYOUT),
     ] = None
     pp: Annotated[int | None, _option("--pp", help="Pipeline stages (p).", panel=_LAYOUT)] = None
-    vpp: Annotated[int | None, _option("--vpp", help="Chunks per stage (v).", panel=_LAYOUT)] = (
-        None
-    )
+    vpp: Annotated[int | None, _option("--vpp", help="Chunks per stage (v).", panel=_LAYOUT)] = None
     cp: Annotated[int | None, _option("--cp", help="Context-parallel (c).", panel=_LAYOUT)] = None
     ep: Annotated[int | None, _option("--ep", help="Expert-parallel.", panel=_LAYOUT)] = None
     etp: Annotated[
         int | None, _option("--etp", help="Tensor-parallel inside experts.", panel=_LAYOUT)
     ] = None
     dp: Annotated[int | None, _option("--dp", help="Data-parallel replicas.", panel=_LAYOUT)] = None
-    zero: Annotated[int | None, _option("--zero", help="ZeRO stage, 0 to 3.", panel=_LAYOUT)] = (
-        None
-    )
+    zero: Annotated[int | None, _option("--zero", help="ZeRO stage, 0 to 3.", panel=_LAYOUT)] = None
     schedule: Annotated[
         str | None, _option("--schedule", help="Pipeline schedule.", panel=_LAYOUT)
     ] = None
@@ -200,7 +196,9 @@ def with_options(*bundles: type[Any]) -> Callable[[Callable[..., int]], Callable
 
         def wrapper(**values: Any) -> int:
             made = {
-                keywords[bundle]: bundle(**{name: values.pop(f"{_key(name)}") for name in names[bundle]})
+                keywords[bundle]: bundle(
+                    **{name: values.pop(f"{_key(name)}") for name in names[bundle]}
+                )
                 for bundle in bundles
             }
             return command(**values, **made)

@@ -1,0 +1,1 @@
+"""Files and presets as plain mappings, which the specs validate."""

@@ -64,7 +64,7 @@ def parse_yaml(text: str, where: str) -> Any:
                     f"{where}: alias *{event.anchor} (line {event.start_mark.line + 1})",
                     "write the value out: anchors and aliases are not read",
                 )
-        return yaml.load(text, Loader=_Loader)  # noqa: S506
+        return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" at line {mark.line + 1}" if mark is not None else ""
@@ -79,10 +79,8 @@ def parse_yaml(text: str, where: str) -> Any:
 def read_mapping(path: Path) -> dict[str, Any]:
     """The mapping a YAML or JSON file holds; ``SpecError`` if it holds anything else."""
     text = read_text(path)
-    if path.suffix == ".json":
-        data = _parse_json(text, str(path))
-    else:
-        data = parse_yaml(text, str(path))
+    parse = _parse_json if path.suffix == ".json" else parse_yaml
+    data = parse(text, str(path))
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         kind = "nothing" if data is None else type(data).__name__
         raise SpecError(f"{path} holds {kind}, not a mapping", "write `key: value` lines")

@@ -1,0 +1,1 @@
+"""Tensors, ops and layer graphs, and the builders that make them."""

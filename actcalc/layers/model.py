@@ -48,13 +48,13 @@ class ModelGraph:
             graphs.setdefault(run.kind, run.graph)
         return tuple(LayerRun(kind, graphs[kind], count) for kind, count in counts.items())
 
-    def graphs(self) -> Iterator[tuple[Graph, int]]:
+    def graphs(self, *, mtp: bool = True) -> Iterator[tuple[Graph, int]]:
         """Every graph with its multiplicity: embedding, layers, head, prediction layers."""
         yield self.embedding, 1
         for run in self.runs:
             yield run.graph, run.count
         yield self.head, 1
-        if self.mtp:
+        if self.mtp and mtp:
             yield self.mtp.graph, self.mtp.count
 
     def flops(self) -> Expr:
@@ -99,9 +99,13 @@ def unique_weights(graphs: Iterator[tuple[Graph, int]]) -> Iterator[tuple[Weight
             yield weight, count
 
 
-def parameters(graph: ModelGraph, sizes: Mapping[str, Any]) -> Any:
-    """Number of parameters at ``sizes``: all of them with ``whole(sizes)``, else one rank's."""
+def parameters(graph: ModelGraph, sizes: Mapping[str, Any], *, mtp: bool = False) -> Any:
+    """Number of parameters at ``sizes``: all of them with ``whole(sizes)``, else one rank's.
+
+    Multi-token-prediction layers, which inference drops and published counts leave out, are added
+    with ``mtp``.
+    """
     result: Any = 0
-    for weight, count in unique_weights(graph.graphs()):
+    for weight, count in unique_weights(graph.graphs(mtp=mtp)):
         result = result + weight.parameters.value(sizes) * count
     return result

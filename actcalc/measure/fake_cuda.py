@@ -7,8 +7,9 @@ where PyTorch is a CPU build and where the machine has no GPU. Three things are 
 and this module supplies them for as long as :func:`fake_cuda` is entered:
 
 * a device guard. Autograd asks the guard of each tensor's device for a stream when it creates a
-  node; a CPU build has none for CUDA (``c10/core/impl/DeviceGuardImplInterface.h``). The CPU's
-  guard does nothing, and nothing is what fake tensors need, so it is put in the empty slot.
+  node; a CPU build has none for CUDA (``c10/core/impl/DeviceGuardImplInterface.h``), and the one
+  of a CUDA build wants a driver. The CPU's guard does nothing, and nothing is what fake tensors
+  need, so it takes the slot where there is no GPU.
 * the choice of attention kernel (:func:`choose_attention`), which is compiled into CUDA builds
   only (``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``).
 * a kernel registration for ``_fused_rms_norm``, without which it decomposes.
@@ -83,8 +84,9 @@ def choose_attention(
 ) -> AttentionKernel:
     """Return the kernel that ``scaled_dot_product_attention`` runs on a GPU from sm_80 on.
 
-    The constraints and their order (flash, memory-efficient, math) are PyTorch's; cuDNN is
-    left out, since what it saves differs from flash only in a few bytes of random state.
+    The constraints and their order (flash, memory-efficient, math) are PyTorch's defaults. With a
+    recent cuDNN it prefers cuDNN's kernel on Hopper and Blackwell, which no build without a GPU
+    can tell; that one keeps what flash keeps, less 8 bytes of random state.
 
     Source: ``can_use_flash_attention`` and ``can_use_mem_efficient_attention`` in
     ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``.
@@ -216,14 +218,14 @@ def _unused_rms_norm(*_: Any) -> Any:
 
 
 def _install_guard(torch: Any) -> None:
-    """Give CUDA the CPU's device guard where the build has none.
+    """Give CUDA the CPU's device guard where there is no GPU that needs another.
 
     It stays for the life of the process: autograd nodes ask it again when they die.
 
     Raises:
         SpecError: the library does not export its registry (then nothing can be traced).
     """
-    if torch.version.cuda is not None or torch.version.hip is not None:
+    if torch.cuda.is_available():
         return
     lib = Path(torch.__file__).parent / "lib"
     found = [lib / name for name in ("libc10.so", "libc10.dylib") if (lib / name).exists()]
@@ -235,8 +237,7 @@ def _install_guard(torch: Any) -> None:
             f"this build of PyTorch ({torch.__version__}) cannot trace CUDA tensors",
             hint="use a Linux or macOS build of PyTorch, or one that is built for CUDA",
         ) from error
-    if not slots[_CUDA_TYPE]:
-        slots[_CUDA_TYPE] = slots[_CPU_TYPE]
+    slots[_CUDA_TYPE] = slots[_CPU_TYPE]
 
 
 def _forgetful_swap(mode: Any, swap: Any) -> Any:
@@ -271,11 +272,16 @@ def fake_cuda() -> Iterator[FakeCuda]:
 
     Raises:
         MissingExtraError: PyTorch is not installed.
-        SpecError: this build of PyTorch cannot trace CUDA tensors.
+        SpecError: this build of PyTorch is too old, or cannot trace CUDA tensors.
     """
     torch = require_torch()
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    if not hasattr(torch._C._autograd.SavedTensor, "data"):
+        raise SpecError(
+            f"PyTorch {torch.__version__} does not show what autograd saved",
+            hint="pip install --upgrade torch",
+        )
     _install_guard(torch)
     trace = FakeCuda(mode=FakeTensorMode(allow_non_fake_inputs=True))
 
@@ -290,7 +296,8 @@ def fake_cuda() -> Iterator[FakeCuda]:
         library = torch.library.Library("aten", "IMPL")
         stack.callback(library._destroy)
         library.impl("scaled_dot_product_attention", attention, "AutogradCUDA")
-        if torch.version.cuda is None and hasattr(torch.ops.aten, "_fused_rms_norm"):
+        cpu_build = torch.version.cuda is None and torch.version.hip is None
+        if cpu_build and hasattr(torch.ops.aten, "_fused_rms_norm"):
             library.impl("_fused_rms_norm", _unused_rms_norm, "CUDA")
         stack.enter_context(
             patched(

@@ -97,11 +97,32 @@ def build_module(
     return module.to(device).train(), args, kwargs
 
 
+def _layers(module: Any, path: str | None) -> list[Any]:
+    """Return the modules to count as layers.
+
+    Raises:
+        SpecError: there is no list of modules at ``path``.
+    """
+    if path == "":
+        return [module]
+    if path is None:
+        return [block for stack in layer_stacks(module) for block in stack] or [module]
+    found = dict(module.named_modules()).get(path)
+    blocks = [] if found is None else list(found.children())
+    if not blocks:
+        raise SpecError(
+            f"{type(module).__name__} has no list of layers at {path!r}",
+            hint="name a ModuleList, for example transformer.h",
+        )
+    return blocks
+
+
 def measure_module(
     factory: Callable[[], Any] | str,
     *,
     name: str | None = None,
     amp: str | None = None,
+    layers: str | None = None,
     flops: bool = False,
     keep_layer: bool = False,
 ) -> Measured:
@@ -111,6 +132,8 @@ def measure_module(
         factory: the function described in this module's docstring, or ``path.py:name`` of it.
         name: what to call the result; the module's class if absent.
         amp: ``bf16`` or ``fp16`` to run the forward under autocast.
+        layers: path of the list of layers inside the module, ``""`` to count the module as one
+            layer. By default its outermost lists of blocks, or itself if it has none.
         flops: also count FLOPs of forward and backward.
         keep_layer: also return :attr:`Measured.layer`, to be saved. It is the whole module,
             or the middle layer if the module holds a stack of layers.
@@ -127,7 +150,7 @@ def measure_module(
     build = load_factory(factory) if isinstance(factory, str) else factory
     with fake_cuda() as trace:
         module, args, kwargs = build_module(build, device=DEVICE)
-        stacks = [block for stack in layer_stacks(module) for block in stack]
+        blocks = _layers(module, layers)
         batch = [
             leaf
             for leaf in tree_leaves((args, kwargs))
@@ -138,7 +161,7 @@ def measure_module(
         step = traced_step(
             module,
             lambda: module(*args, **kwargs),
-            layers=stacks or [module],
+            layers=blocks,
             inputs=batch,
             what=type(module).__name__,
             autocast_dtype={None: None, "bf16": torch.bfloat16, "fp16": torch.float16}[amp],

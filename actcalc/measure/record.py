@@ -177,13 +177,15 @@ def _node_names(root: Any) -> dict[int, str]:
 def layer_stacks(model: Any) -> list[list[Any]]:
     """Return the model's stacks of layers: its outermost lists of composite modules.
 
-    A list inside a layer (experts, say) is part of the layer, and a list of single operators
-    (several embeddings) is no stack.
+    A list inside a layer is part of the layer, a list of single operators (several embeddings)
+    is no stack, and neither are experts, which run side by side.
     """
     torch = require_torch()
 
     def walk(module: Any) -> Iterator[list[Any]]:
-        for child in module.children():
+        for name, child in module.named_children():
+            if "expert" in name:
+                continue
             items = list(child.children())
             is_list = isinstance(child, torch.nn.ModuleList | torch.nn.Sequential)
             composite = [item for item in items if next(item.children(), None) is not None]

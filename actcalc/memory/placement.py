@@ -35,8 +35,7 @@ def placement(layers: int, layout: Layout) -> tuple[Chunks, ...]:
     starts = [sum(counts[:index]) for index in range(stages)]
     virtual = [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
     return tuple(
-        tuple(virtual[where[stage, chunk]] for chunk in range(chunks))
-        for stage in range(layout.pp)
+        tuple(virtual[where[stage, chunk]] for chunk in range(chunks)) for stage in range(layout.pp)
     )
 
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 from actcalc.layers.model import model_graph
 from actcalc.memory.breakdown import Leaf, leaves
 from actcalc.planner.compare import main_run, parse_for
-from actcalc.specs.result import Result
 from actcalc.policy.outcome import layer_outcome
 from actcalc.policy.rules import NONE
+from actcalc.specs.result import Result
 from actcalc.specs.run import Run
 
 

@@ -18,9 +18,9 @@ from actcalc.layers.graph import Graph, size_of
 from actcalc.layers.model import LayerRun, ModelGraph, model_graph, parameters
 from actcalc.memory.placement import held, microbatches, placement
 from actcalc.planner.checkpoints import checkpoint_optimum
-from actcalc.specs.result import Result
 from actcalc.policy.rules import NONE, Policy, parse_policy
 from actcalc.policy.stage import StagePolicy
+from actcalc.specs.result import Result
 from actcalc.specs.run import Run
 
 
@@ -277,16 +277,18 @@ def _hardware_ratio(
 def _note(
     graph: ModelGraph, policy: Policy, stage: StagePolicy, stored: int, stored_none: int
 ) -> str:
+    if policy.name == "none":
+        return ""
+    if not any(stage.outcome(run.graph).rerun for run in graph.kinds):
+        return "changes nothing here: the model has no such module"
+    if stored > stored_none:
+        return "stores more than none: the inputs it keeps are larger than what it frees"
     flash = any(op.kernel.startswith("flash") for r in graph.kinds for op in r.graph.ops)
     if policy.modules == ("core_attn",) and flash:
         return "saves next to nothing here: flash attention keeps no s x s tensor, only statistics"
     if policy.boundary == "split" and graph.context.tp and not graph.context.layout.sp:
         return "needs Megatron's --distribute-saved-activations, which gathers the input again"
-    if policy.name == "none" or stored < stored_none:
-        return ""
-    if not any(stage.outcome(run.graph).rerun for run in graph.kinds):
-        return "changes nothing here: the model has no such module"
-    return "saves nothing here: what it re-runs needs as much as it frees"
+    return "" if stored < stored_none else "saves nothing here: it needs as much as it frees"
 
 
 def _optimum(graph: ModelGraph, layers: int, in_flight: float) -> OptimumFigure:
@@ -338,6 +340,15 @@ def _advice(figures: Sequence[PolicyFigure], graph: ModelGraph) -> str:
 def _notes(run: Run, graph: ModelGraph, figures: Sequence[PolicyFigure]) -> tuple[str, ...]:
     notes = list(run.warnings)
     notes += [note for kind in graph.kinds for note in kind.graph.notes]
+    if graph.mtp is not None:
+        extra = int(parameters(graph, sizes := whole(dict(graph.sizes)), mtp=True))
+        extra -= int(parameters(graph, sizes))
+        notes.append(
+            f"The multi-token-prediction layer adds {extra:,} parameters; it is counted in FLOPs "
+            "and in memory, not in the parameters above or the layers below."
+        )
+    if run.layout.zero:
+        notes.append("ZeRO shards weights, gradients and optimizer states: nothing in this table.")
     for figure in figures:
         if figure.hardware_flops_convention == "paper":
             notes.append(

@@ -352,7 +352,7 @@ TERMS = tuple(_EXPLAINERS)
 
 
 def explain_term(term: str, run: Run) -> Explanation:
-    """Explain ``term`` with the numbers of ``run``; ``SpecError`` with a did-you-mean if unknown."""
+    """Explain ``term`` with the numbers of ``run``; ``SpecError`` for an unknown term."""
     word = term.strip().lower().replace("ψ", "psi").removesuffix("d") if "ψ" in term else term
     word = word.strip().lower()
     key = word if word in _EXPLAINERS else ALIASES.get(word, "")

@@ -1,0 +1,1 @@
+"""Recompute policies: which ops re-run, and what they leave stored."""

@@ -30,8 +30,8 @@ class LayerOutcome:
     """One kind of layer under one policy, on one rank, for one micro-batch.
 
     ``stored`` names what stays from forward to backward, ``copies`` times (the tensor-parallel
-    degree where the layer's input is kept gathered). ``restored`` names the saved tensors that a re-run makes again and that are alive
-    together when the layer's backward begins. ``rerun`` are the ops that run again.
+    degree where the layer's input is kept gathered, its inverse where it is kept split).
+    ``restored`` names the saved tensors that a re-run makes again and that are alive together when the layer's backward begins. ``rerun`` are the ops that run again.
     """
 
     graph: Graph
@@ -52,8 +52,10 @@ class LayerOutcome:
 
     def sizes(self, sizes: Mapping[str, int]) -> LayerBytes:
         """Its bytes at ``sizes``, each the sum of its leaves."""
+        tensors = self.graph.tensors
+        kept = (tensors[name].bytes * self.copies for name in self.stored)
         return LayerBytes(
-            stored=sum(int((self.graph.tensors[n].bytes * self.copies).value(sizes)) for n in self.stored),
+            stored=sum(int(size.value(sizes)) for size in kept),
             restored=int(size_of(self.graph, self.restored, sizes)),
             saved=int(size_of(self.graph, self.own, sizes)),
             kept=int(size_of(self.graph, (n for n in self.stored if n in self.own), sizes)),

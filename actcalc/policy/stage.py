@@ -105,7 +105,9 @@ class StagePolicy:
         if self.policy.segment > 1:
             return max((segment.restored_bytes for segment in self.segments(chunk)), default=0)
         tally = self._tally(chunk).items()
-        return max((self.layer_bytes(g, policy).restored for (_, policy), (g, _) in tally), default=0)
+        return max(
+            (self.layer_bytes(g, policy).restored for (_, policy), (g, _) in tally), default=0
+        )
 
     def rerun_flops(self, chunk: range, sizes: Mapping[str, int]) -> int:
         """Forward FLOPs run again for one micro-batch over the layers of a chunk, at ``sizes``."""

@@ -90,7 +90,7 @@ def run_lines(
 def _inputs(result: Comparison) -> tuple[str, ...]:
     lines = run_lines(result.model, result.layout, result.workload, result.framework)
     first = f"{count(result.parameters)} parameters  {lines[0]}"
-    stage = ()
+    stage: tuple[str, ...] = ()
     if result.layout["pp"] > 1:
         stage = (
             f"first stage: {result.stage_layers} layers, {result.in_flight} microbatches in "

@@ -11,7 +11,10 @@ from actcalc.render.sheet import Column, Row, Sheet
 
 def list_sheets(found: Mapping[Any, Sequence[Preset]]) -> list[Sheet]:
     """One sheet per kind of preset: name and title."""
-    columns = (Column("name", "name", align="left"), Column("title", "what", align="left", wrap=True))
+    columns = (
+        Column("name", "name", align="left"),
+        Column("title", "what", align="left", wrap=True),
+    )
     return [
         Sheet(
             title=f"{kind} ({len(group)})",

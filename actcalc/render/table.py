@@ -67,7 +67,9 @@ def _table(sheet: Sheet) -> Table:
 def export(sheets: list[Sheet], name: str) -> str:
     """The sheets as text, SVG or HTML."""
     if name == "table":
-        target = Console(file=io.StringIO(), highlight=False, markup=False, width=110, no_color=True)
+        target = Console(
+            file=io.StringIO(), highlight=False, markup=False, width=110, no_color=True
+        )
         print_sheets(sheets, target)
         return target.file.getvalue()  # type: ignore[attr-defined, no-any-return]
     target = console(record=True)

@@ -44,7 +44,9 @@ def markdown(sheets: list[Sheet]) -> str:
                     "" if value is None else _escape(column.show(value))
                     for column, value in zip(sheet.columns, row.values, strict=True)
                 ]
-                lines.append(_row([f"**{c}**" if c and row.style == "strong" else c for c in cells]))
+                lines.append(
+                    _row([f"**{c}**" if c and row.style == "strong" else c for c in cells])
+                )
             lines.append("")
         for line in sheet.below:
             lines += [_escape(line), ""]

@@ -58,7 +58,14 @@ def count(value: float) -> str:
 
 def flops(value: float) -> str:
     """FLOPs with a prefix: ``2.17 PFLOP``."""
-    for limit, prefix in ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+    for limit, prefix in (
+        (1e21, "Z"),
+        (1e18, "E"),
+        (1e15, "P"),
+        (1e12, "T"),
+        (1e9, "G"),
+        (1e6, "M"),
+    ):
         if value >= limit:
             return f"{digits(value / limit)} {prefix}FLOP"
     return f"{value:g} FLOP"

@@ -9,7 +9,7 @@ everything else together); whatever comes from files and free text goes through
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
@@ -102,25 +102,29 @@ class Spec:
         return replace(self, **update)  # type: ignore[type-var]
 
 
-@cache
-def _adapter(cls: type[Spec]) -> Any:
+def _make_adapter(cls: Any) -> Any:
     from pydantic import TypeAdapter
 
     return TypeAdapter(cls)
 
 
-@cache
-def _checked(cls: type[Spec]) -> tuple[tuple[str, Any], ...]:
+_adapter: Callable[[Any], Any] = cache(_make_adapter)
+
+
+def _find_checked(cls: Any) -> tuple[tuple[str, Any], ...]:
     """Fields whose annotation bounds a number or lists choices, with the resolved annotation."""
     found: list[tuple[str, Any]] = []
-    for field in fields(cls):  # type: ignore[arg-type]
+    for field in fields(cls):
         annotation: Any = field.type
         if isinstance(annotation, str):
-            annotation = eval(annotation, vars(sys.modules[cls.__module__]))  # noqa: S307
+            annotation = eval(annotation, vars(sys.modules[cls.__module__]))
         origin = get_origin(annotation)
         if origin is Annotated or origin is Literal or annotation is bool:
             found.append((field.name, annotation))
     return tuple(found)
+
+
+_checked: Callable[[Any], tuple[tuple[str, Any], ...]] = cache(_find_checked)
 
 
 def _check_value(what: str, name: str, annotation: Any, value: Any) -> None:

@@ -17,12 +17,12 @@ def divisors(number: int, limit: int = 1024) -> list[int]:
 
 
 def nearest(choices: Iterable[int], wanted: int) -> int:
-    """The choice nearest to ``wanted``, the smaller on a tie."""
-    return min(choices, key=lambda choice: (abs(choice - wanted), choice))
+    """The choice nearest to ``wanted``, the larger on a tie."""
+    return min(choices, key=lambda choice: (abs(choice - wanted), -choice))
 
 
 def check(model: Model, layout: Layout, workload: Workload) -> None:
-    """Raise ``SpecError`` where the three contradict each other; names values and a legal choice."""
+    """Raise ``SpecError``, with values and a legal choice, where the three contradict each other."""
     _tensor_parallel(model, layout)
     _sequence(layout, workload)
     _pipeline(model, layout)
@@ -62,7 +62,9 @@ def _sequence(layout: Layout, workload: Workload) -> None:
     if layout.sp and (seq // cp) % tp:
         part = f"seq {seq}" if cp == 1 else f"seq {seq} / cp {cp} = {seq // cp}"
         near = max(1, round(seq / (tp * cp))) * tp * cp
-        raise SpecError(f"sp splits the sequence: tp {tp} does not divide {part}", f"use --seq {near}")
+        raise SpecError(
+            f"sp splits the sequence: tp {tp} does not divide {part}", f"use --seq {near}"
+        )
 
 
 def _pipeline(model: Model, layout: Layout) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from actcalc.errors import SpecError
 from actcalc.io import presets
+from actcalc.specs.base import Spec
 from actcalc.specs.check import check
 from actcalc.specs.framework import Framework
 from actcalc.specs.layout import Layout
@@ -91,7 +92,9 @@ def _model_preset(name: str) -> Source:
 def _section(values: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
     section = values.get(key) or {}
     if not isinstance(section, dict):
-        raise SpecError(f"{where}: {key} holds {section!r}, not a mapping", f"put fields under {key}:")
+        raise SpecError(
+            f"{where}: {key} holds {section!r}, not a mapping", f"put fields under {key}:"
+        )
     return dict(section)
 
 
@@ -125,12 +128,12 @@ def _run_fields(data: dict[str, Any], where: str) -> Source:
     elif isinstance(model, dict):
         fields = dict(model)
         preset = fields.pop("preset", None)
-        base = source(str(preset)) if preset else Source(name=where, model={"name": Path(where).stem})
+        base = (
+            source(str(preset)) if preset else Source(name=where, model={"name": Path(where).stem})
+        )
         base = _merged(base, model=fields)
     else:
-        raise SpecError(
-            f"{where}: model is {model!r}", "name a preset, or give the model's fields"
-        )
+        raise SpecError(f"{where}: model is {model!r}", "name a preset, or give the model's fields")
     policies = data.get("policies") or ()
     if isinstance(policies, str):
         policies = (policies,)
@@ -165,7 +168,7 @@ def overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
     spec has, or a setting without ``=``.
     """
     result: dict[str, dict[str, Any]] = {"model": {}, "layout": {}, "workload": {}}
-    kinds = {"model": Model, "layout": Layout, "workload": Workload}
+    kinds: dict[str, type[Spec]] = {"model": Model, "layout": Layout, "workload": Workload}
     for setting in settings:
         key, equals, text = setting.partition("=")
         key = key.strip().replace("-", "_")
@@ -249,11 +252,12 @@ def resolve(
         cut = spec.without_patterns(layers) if isinstance(layers, int) else {"layers": layers}
         spec = build(Model, {**spec.model_dump(), **cut}, "model", vetted=vetted)
     grid = _apply(origin.layout, {**(layout or {}), **extra["layout"]}, "layout")
-    plan = build(Layout, grid, "layout", vetted=vetted)
+    plan, raised = _room_for_experts(build(Layout, grid, "layout", vetted=vetted), "dp" in grid)
     step = _apply(origin.workload, {**(workload or {}), **extra["workload"]}, "workload")
     work = build(Workload, step, "workload", vetted=vetted)
     check(spec, plan, work)
     profile = load_framework(framework or origin.framework or default_framework(origin, plan))
+    _check_profile(profile, plan)
     name = device or origin.device
     return Run(
         model=spec,
@@ -262,8 +266,43 @@ def resolve(
         framework=profile,
         device=load_device(name) if name else None,
         policies=tuple(policies) or origin.policies,
-        warnings=origin.warnings,
+        warnings=(*origin.warnings, *raised),
     )
+
+
+def _check_profile(profile: Framework, layout: Layout) -> None:
+    """Refuse degrees that the profile's layers do not know."""
+    if profile.kernels.get("layer") != "hub":
+        return
+    split = [n for n in ("tp", "pp", "cp", "ep") if getattr(layout, n) > 1]
+    if split:
+        degrees = ", ".join(f"{name} {getattr(layout, name)}" for name in split)
+        raise SpecError(
+            f"the {profile.name} profile knows one GPU and data parallelism, not {degrees}",
+            f"use --framework megatron, or drop --{split[0]}",
+        )
+
+
+def _room_for_experts(layout: Layout, given: bool) -> tuple[Layout, tuple[str, ...]]:
+    """Data parallelism that makes room for expert parallelism, which lives inside tp·cp·dp ranks.
+
+    Where dp is not given it is raised to what ep·etp needs, and said so; a given dp that does not
+    fit is refused.
+    """
+    inside = layout.ep * (layout.etp or layout.tp)
+    ranks = layout.tp * layout.cp * layout.dp
+    if layout.ep == 1 or ranks % inside == 0:
+        return layout, ()
+    need = next(dp for dp in range(1, inside + 1) if layout.tp * layout.cp * dp % inside == 0)
+    what = f"ep {layout.ep} x etp {layout.etp or layout.tp}"
+    if given:
+        raise SpecError(
+            f"{what} = {inside} does not divide tp {layout.tp} x cp {layout.cp} x dp {layout.dp} "
+            f"= {ranks} ranks",
+            f"use --dp {need} or a multiple of it",
+        )
+    note = f"dp is taken as {need}: {what} needs {inside} ranks, and tp x cp has {ranks}."
+    return layout.model_copy(update={"dp": need}), (note,)
 
 
 def load_run(name: str, **changes: Any) -> Run:

@@ -39,8 +39,10 @@ def _explain(kind: type[Spec], error: ValidationError, what: str) -> SpecError:
         import difflib
 
         close = difflib.get_close_matches(str(first["loc"][-1]), kind.field_names(), n=1)
-        hint = f"did you mean {close[0]}?" if close else (
-            f"{what} has: " + ", ".join(kind.field_names())
+        hint = (
+            f"did you mean {close[0]}?"
+            if close
+            else (f"{what} has: " + ", ".join(kind.field_names()))
         )
         return SpecError(f"{what}: unknown key {path!r}", hint)
     if first["type"] == "missing":
@@ -54,7 +56,12 @@ def _remedy(first: Mapping[str, Any]) -> str:
     context = first.get("ctx") or {}
     if "expected" in context:
         return f"use {context['expected']}"
-    for bound, word in (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than")):
+    for bound, word in (
+        ("ge", "at least"),
+        ("gt", "more than"),
+        ("le", "at most"),
+        ("lt", "less than"),
+    ):
         if bound in context:
             return f"use a value of {word} {context[bound]}"
     return "correct the value"

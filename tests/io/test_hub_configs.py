@@ -202,7 +202,7 @@ PRESETS = {
     "mlc_gemma3_1b_it": "gemma-3-1b",
     "mlc_llama2_13b": "llama-2-13b",
     "mlc_llama3_2_1b": "llama-3.2-1b",
-    "mlc_mistral_7b": "mistral-7b",
+    "mlc_mistral_7b": "mistral-7b-v0.1",
     "mlc_stablelm": "stablelm-3b",
     "openai--gpt-oss-20b": "gpt-oss-20b",
     "openai--gpt-oss-120b": "gpt-oss-120b",

@@ -6,6 +6,7 @@ import gc
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,7 @@ from actcalc.measure import (
     read_layer,
     write_layer,
 )
+from actcalc.measure.cuda import run_step
 
 torch = pytest.importorskip("torch", reason="needs actcalc[torch]")
 
@@ -222,6 +224,80 @@ def test_ways_to_give_inputs(tmp_path, inputs):
     assert measure_module(f"{path}:factory").total_bytes == 4 * 8 * 4
 
 
+STACK = """
+import torch
+from torch import nn
+
+
+class Half(nn.Module):
+    def __init__(self, h):
+        super().__init__()
+        self.inner = nn.Linear(h, h)
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+class Model(nn.Module):
+    def __init__(self, h=8):
+        super().__init__()
+        self.first = nn.Linear(h, h)
+        self.blocks = nn.ModuleList(Half(h) for _ in range(3))
+        self.experts = nn.ModuleList(Half(h) for _ in range(2))
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return sum(expert(x) for expert in self.experts)
+
+
+def factory():
+    return Model(), torch.zeros(16, 8)
+"""
+
+
+@pytest.mark.parametrize(
+    ("layers", "phases"),
+    [
+        (None, ["embedding", "layer0", "layer1", "layer2", "head"]),
+        ("", ["layer0"] * 5),
+        ("experts", ["embedding"] * 4 + ["layer0"]),
+    ],
+)
+def test_layers_are_found_or_named(tmp_path, layers, phases):
+    path = tmp_path / "mine.py"
+    path.write_text(STACK, encoding="utf-8")
+    result = measure_module(f"{path}:factory", layers=layers)
+    # both experts read, and keep, the same tensor
+    assert [tensor.phase for tensor in result.tensors] == phases
+    assert result.total_bytes == 5 * 4 * 16 * 8
+    with pytest.raises(SpecError, match="no list of layers at 'blocs'"):
+        measure_module(f"{path}:factory", layers="blocs")
+
+
+@pytest.mark.parametrize("where", ["device='cpu'", "device='cuda'", "device='cuda:0'"])
+def test_devices_in_a_factory_do_not_matter(tmp_path, where):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import torch\n"
+        f"def factory(): return torch.nn.Linear(4, 4, {where}), torch.zeros(8, 4, {where})",
+        encoding="utf-8",
+    )
+    assert measure_module(f"{path}:factory").total_bytes == 4 * 8 * 4
+
+
+def test_moving_to_the_gpu_in_a_factory_is_allowed(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import torch\n"
+        "def factory():\n"
+        "    return torch.nn.Linear(4, 4).cuda().to('cuda'), torch.zeros(8, 4).cuda()",
+        encoding="utf-8",
+    )
+    assert measure_module(f"{path}:factory").total_bytes == 4 * 8 * 4
+
+
 def test_autocast_keeps_casts(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(
@@ -271,6 +347,39 @@ def test_no_gpu_is_said():
     with pytest.raises(SpecError, match="no GPU") as caught:
         measure_cuda({"model_type": "llama"})
     assert caught.value.hint
+
+
+def test_a_real_step_reads_the_counters_around_forward_and_backward():
+    # The allocator is played by a counter that grows with every call that allocates.
+    events = []
+    allocated = {"forward": 0, "backward": 0}
+
+    class Loss(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            allocated["forward"] = 100
+            return x.sum()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            allocated["backward"] = 1000
+            return gradient.expand(4)
+
+    cuda = SimpleNamespace(
+        synchronize=lambda: events.append("synchronize"),
+        empty_cache=lambda: events.append("empty"),
+        reset_peak_memory_stats=lambda: events.append("reset"),
+        memory_allocated=lambda: 7 + sum(allocated.values()),
+        max_memory_allocated=lambda: 7 + sum(allocated.values()),
+        max_memory_reserved=lambda: 4096,
+        get_device_name=lambda: "a GPU",
+    )
+    x = torch.ones(4, requires_grad=True)
+    step = run_step(SimpleNamespace(cuda=cuda), lambda: {"loss": Loss.apply(x)}, None)
+    assert (step.before_bytes, step.after_forward_bytes) == (7, 107)
+    assert (step.peak_allocated_bytes, step.peak_reserved_bytes) == (1107, 4096)
+    assert events == ["synchronize", "empty", "reset", "synchronize"]
+    assert x.grad is not None
 
 
 def test_torch_is_imported_late():

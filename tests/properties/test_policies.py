@@ -88,9 +88,7 @@ def test_segments_cover_each_layer_once(run, length):
     assert longest.restored_bytes < len(longest.layers) * one
 
 
-@given(
-    st.integers(1, 200), st.integers(1, 10**9), st.integers(1, 10**9), st.integers(1, 64)
-)
+@given(st.integers(1, 200), st.integers(1, 10**9), st.integers(1, 10**9), st.integers(1, 64))
 def test_checkpoint_optimum_is_least(layers, a_in, a_int, m):
     best = checkpoint_optimum(layers=layers, input_bytes=a_in, layer_bytes=a_int, in_flight=m)
     every = [

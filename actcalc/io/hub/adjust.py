@@ -122,6 +122,14 @@ def _multi_query(reading: Reading) -> None:
         reading.fields["kv_heads"] = 1
 
 
+@_adjust("internlm3")
+def _internlm3(reading: Reading) -> None:
+    """Checkpoints spell attention_bias and mlp_bias as qkv_bias and bias."""
+    fields, values = reading.fields, reading.values
+    for name, key in (("qkv_bias", "qkv_bias"), ("out_bias", "qkv_bias"), ("mlp_bias", "bias")):
+        fields[name] = values.flag(key, bool(fields[name]))
+
+
 @_adjust("falcon")
 def _falcon(reading: Reading) -> None:
     """Key/value heads and norms of the new architecture (40B) and the first (7B, RW)."""

@@ -43,6 +43,9 @@ class Experts:
     """Whether there is such a loss when the key is missing."""
     optional: bool = False
     """Without a number of experts every layer is dense; else that number is required."""
+    normalize: tuple[str, bool] = ("", True)
+    """Key of whether the chosen weights are scaled to sum to one, and the library's default; an
+    empty key where the code fixes it."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +190,7 @@ QWEN3 = replace(
         "hidden": 4096, "ffn": 22016, "layers": 32, "heads": 32, "head_dim": 128, "vocab": 151936,
     },
 )  # fmt: skip
-_QWEN_EXPERTS = Experts(layers="qwen", optional=True)
+_QWEN_EXPERTS = Experts(layers="qwen", optional=True, normalize=("norm_topk_prob", False))
 GEMMA = replace(
     _ATTENTION_BIAS,
     code=_code("gemma"),
@@ -353,12 +356,13 @@ _LATENT = replace(
         shared_count=("n_shared_experts",),
         aux_key="aux_loss_alpha",
         optional=True,
+        normalize=("norm_topk_prob", True),
     ),
     adjust=("expert_groups", "prediction_layers"),
 )
 DEEPSEEK_V2 = replace(
     _LATENT,
-    experts=replace(_LATENT.experts or Experts(), shared_default=2),
+    experts=replace(_LATENT.experts or Experts(), shared_default=2, normalize=("", False)),
     code=_code("deepseek_v2"),
     flags={**_ALL_BIAS, "mlp_bias": ("mlp_bias", False)},
 )
@@ -446,8 +450,7 @@ FAMILIES: dict[str, Family] = {
     "internlm3": _more(
         LLAMA,
         "transformers 5.24, configuration_internlm3.py (runs modeling_llama.py)",
-        flags={"qkv_bias": ("qkv_bias", False), "out_bias": ("qkv_bias", False),
-               "mlp_bias": ("bias", False)},
+        adjust=("internlm3",),
     ),
     "exaone": _more(
         LLAMA,
@@ -455,6 +458,10 @@ FAMILIES: dict[str, Family] = {
         activation=("activation_function", "silu"),
     ),
     "granite": _more(LLAMA, _code("granite")),
+    "granite_swa": replace(
+        LLAMA, code=_code("granite_swa"), facts={**LLAMA.facts, "attention_sinks": True},
+        windows="full_every_4", window_default=128, tied=True, eager=True, defaults={},
+    ),
     "smollm3": replace(
         LLAMA, code=_code("smollm3"), windows="listed", no_rope="every_4", tied=True,
         defaults={"kv_heads": 4},
@@ -766,10 +773,12 @@ FAMILIES: dict[str, Family] = {
     "olmo3": replace(OLMO2, code=_code("olmo3"), windows="every_4", window_default=4096),
     "olmoe": replace(
         _ATTENTION_BIAS, code=_code("olmoe"), facts={**_PLAIN.facts, "qk_norm": "full"},
-        experts=Experts(width=("intermediate_size",)), adjust=("clip_qkv",),
+        experts=Experts(width=("intermediate_size",), normalize=("norm_topk_prob", False)),
+        adjust=("clip_qkv",),
     ),
     "flex_olmo": replace(
-        OLMO2, code=_code("flex_olmo"), experts=Experts(width=("intermediate_size",)),
+        OLMO2, code=_code("flex_olmo"),
+        experts=Experts(width=("intermediate_size",), normalize=("norm_topk_prob", False)),
     ),
     # Cohere
     "cohere": COHERE,
@@ -782,7 +791,7 @@ FAMILIES: dict[str, Family] = {
         _ATTENTION_BIAS, code="deepseek-ai/deepseek-moe-16b-base modeling_deepseek.py",
         experts=Experts(
             layers="first_dense", shared_count=("n_shared_experts",), aux_key="aux_loss_alpha",
-            optional=True,
+            optional=True, normalize=("norm_topk_prob", False),
         ),
     ),
     "deepseek_v2": DEEPSEEK_V2,
@@ -965,6 +974,10 @@ ALIASES: dict[str, str] = {
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl": "qwen2",
     "qwen2_5_vl_text": "qwen2",
+    "glm4v_text": "glm4",
+    "glm4v_moe_text": "glm4_moe",
+    "emu3_text_model": "llama",
+    "iquestcoder": "llama",
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
     "phi3_v": "phi3",

@@ -31,7 +31,8 @@ _LLAMA_KEYS: Keys = (
 _NOT_LLAMA: Keys = (
     "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "type_vocab_size",
     "hidden_dropout_prob", "attention_probs_dropout_prob", "patch_size", "is_encoder_decoder",
-    "kv_lora_rank", "n_routed_experts", "num_experts", "num_local_experts",
+    "kv_lora_rank", "n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts",
+    "cross_attention_layers",
 )  # fmt: skip
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
@@ -88,7 +89,7 @@ def _family(model_type: str, values: Values) -> tuple[Family, list[str]]:
             f"{what}, and the standard Llama keys are not all there: missing {', '.join(missing)}",
             "give a configuration of a known type, or describe the model as YAML",
         )
-    odd = [key for key in _NOT_LLAMA if values.has(key)]
+    odd = [key for key in _NOT_LLAMA if values.has(key) and values.data[key] is not False]
     if odd:
         raise SpecError(
             f"{what}, and {', '.join(odd[:3])} say it is not built like Llama",
@@ -234,6 +235,7 @@ def _experts(reading: Reading) -> None:
         number = experts.shared_default if not values.named(name) else 0
         shared = (values.integer(name) if values.has(name) else number) * width
     aux = values.number(experts.aux_key) > 0 if values.has(experts.aux_key) else experts.aux
+    key, default = experts.normalize
     moe = {
         "experts": count,
         "topk": topk,
@@ -241,6 +243,7 @@ def _experts(reading: Reading) -> None:
         "shared_ffn": shared,
         "router": experts.router,
         "aux_loss": aux,
+        "normalize_topk": values.flag(key, default) if key else default,
         **experts.facts,
     }
     if not shared:

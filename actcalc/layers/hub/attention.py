@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from actcalc.errors import SpecError
-from actcalc.layers.algebra import symbol
+from actcalc.layers.algebra import ONE, symbol
 from actcalc.layers.context import Context
-from actcalc.layers.graph import GraphBuilder
+from actcalc.layers.graph import DType, GraphBuilder
 from actcalc.layers.hub.core import Core, attend
 from actcalc.layers.hub.heads import GROUP, MODULE, Heads
 from actcalc.layers.hub.linear import linear
@@ -44,13 +44,14 @@ def close(g: GraphBuilder, ctx: Context, context: str) -> str:
 def project(g: GraphBuilder, ctx: Context, source: str) -> Triple:
     """Append the projections; q, k and v of one packed projection are views of it."""
     model = ctx.model
+    if ctx.kernel("qkv") == "falcon":
+        return _falcon(g, ctx, source)
     if model.clip_qkv:
         raise SpecError(
             f"clamped queries, keys and values of {model.name} are not modelled",
             "set clip_qkv to false, or use --framework paper",
         )
     bias = model.qkv_bias
-    common = {"inside": ctx.h, "bias": bias, "modules": MODULE}
     if model.packed_qkv:
         storage = linear(
             g, ctx, "qkv", GROUP, source,
@@ -65,10 +66,38 @@ def project(g: GraphBuilder, ctx: Context, source: str) -> Triple:
             )
             for part, width in (("q", ctx.q_width), ("k", ctx.kv_width), ("v", ctx.kv_width))
         )  # fmt: skip
-    del common
     q = Heads(names[0], symbol("a"), model.heads, ctx.d, sliced=model.packed_qkv)
     kv = replace(q, heads=ctx.kv_heads, count=model.kv_heads)
     return q, replace(kv, storage=names[1]), replace(kv, storage=names[2])
+
+
+def _falcon(g: GraphBuilder, ctx: Context, source: str) -> Triple:
+    """Append Falcon's packed projection and what its split copies.
+
+    Multi-query (7B): queries are a view, the one key and value are gathered by an index of one
+    entry. Grouped (40B): all three are copied out, keys and values repeated to every query head.
+    With as many keys as queries all three are views.
+    """
+    model = ctx.model
+    storage = linear(
+        g, ctx, "qkv", GROUP, source,
+        inside=ctx.h, outside=ctx.q_width + ctx.kv_width * 2, bias=model.qkv_bias, modules=MODULE,
+    )  # fmt: skip
+    q = Heads(storage, symbol("a"), model.heads, ctx.d, sliced=True)
+    if model.kv_heads == model.heads:
+        return q, q, q
+    grouped = model.kv_heads > 1
+    kv = q if grouped else replace(q, heads=ctx.kv_heads, count=1)
+    indices = [g.tensor(f"{part}_index", (ONE,), DType.INT64) for part in ("k", "v")]
+    made = {"k": replace(kv, storage="k_split", sliced=False),
+            "v": replace(kv, storage="v_split", sliced=False)}  # fmt: skip
+    if grouped:
+        made["q"] = replace(q, storage="q_split", sliced=False)
+    for heads in made.values():
+        g.tensor(heads.storage, heads.shape(ctx), ctx.act)
+    outputs = [*(heads.storage for heads in made.values()), *indices]
+    g.op("split_heads", "copy", GROUP, [storage], outputs, saves=indices, modules=MODULE)
+    return made.get("q", q), made["k"], made["v"]
 
 
 def normed(g: GraphBuilder, ctx: Context, q: Heads, k: Heads) -> tuple[Heads, Heads]:

@@ -1,0 +1,69 @@
+"""Time of collectives: volume over bus bandwidth, plus the latency of the smallest message.
+
+Volumes are those of NCCL's ring (nccl-tests, doc/PERFORMANCE.md): an all-reduce of B bytes over n
+ranks moves 2(n-1)/n·B per rank, all-gather, reduce-scatter and all-to-all (n-1)/n·B.
+"""
+
+from __future__ import annotations
+
+from actcalc.cost.rates import Rates
+from actcalc.layers.graph import Collective
+from actcalc.specs import Layout
+
+_VOLUME = {
+    Collective.ALL_REDUCE: 2.0,
+    Collective.ALL_GATHER: 1.0,
+    Collective.REDUCE_SCATTER: 1.0,
+    Collective.ALL_TO_ALL: 1.0,
+    Collective.RING: 1.0,
+}
+
+
+def group_of(group: str, layout: Layout) -> tuple[int, int]:
+    """Size of a group and the distance between its ranks (Megatron's order: tp, cp, dp, pp)."""
+    if group == "tp":
+        return layout.tp, 1
+    if group == "cp":
+        return layout.cp, layout.tp
+    if group == "ep":
+        return layout.ep, layout.etp or layout.tp
+    if group == "dp":
+        return layout.dp * layout.cp, layout.tp
+    raise KeyError(group)
+
+
+def bandwidth(size: int, stride: int, rates: Rates, *, exchange: bool = False) -> float:
+    """Bus bandwidth of a group of ``size`` ranks, ``stride`` devices apart, in bytes per second.
+
+    Inside a node it is that of the links. Across nodes a ring enters and leaves each node through
+    the network cards of all its members there; an all-to-all (``exchange``) sends the part that
+    leaves the node through the rank's own card.
+    """
+    span = size * stride
+    if span <= rates.node:
+        return rates.intra
+    members = max(1, rates.node // stride)
+    if exchange:
+        outside = (size - members) / max(1, size - 1)
+        return 1.0 / (outside / rates.inter + (1 - outside) / rates.intra)
+    return min(rates.intra, rates.inter * members)
+
+
+def collective_seconds(
+    kind: Collective, message: float, size: int, stride: int, rates: Rates
+) -> float:
+    """Seconds of one collective on ``message`` bytes (the whole, gathered buffer)."""
+    if size <= 1 or message <= 0:
+        return 0.0
+    exchange = kind is Collective.ALL_TO_ALL
+    speed = bandwidth(size, stride, rates, exchange=exchange)
+    moved = _VOLUME[kind] * message * (size - 1) / size
+    return moved / speed + rates.shares.collective_seconds
+
+
+def send_seconds(message: float, stride: int, rates: Rates) -> float:
+    """Seconds to send ``message`` bytes to the rank ``stride`` devices away."""
+    if message <= 0:
+        return 0.0
+    speed = rates.intra if stride < rates.node else rates.inter
+    return message / speed + rates.shares.collective_seconds

@@ -1,0 +1,74 @@
+"""Time of a matrix product from its shape: tiles, waves, the epilogue, and the memory roof.
+
+A kernel cuts the M × N result into tiles, one per multiprocessor at a time; all of them together
+are a *wave*, and a last wave that is nearly empty takes as long as a full one (NVIDIA, Matrix
+Multiplication Background User's Guide, "Wave Quantization"; Anthony et al. 2024,
+arXiv:2401.14489, section 3). After its products each tile is written out while the tensor cores
+wait, so the result's traffic adds to the time instead of hiding under it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from actcalc.cost.rates import Rates
+
+# Output tiles of the vendor library's kernels and the operand bytes each loads per step of K,
+# relative to the products it does with them: tile_m·tile_n/(tile_m + tile_n) products per element.
+_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+# Products per loaded element from which operands arrive as fast as they are used: an A100 reads
+# 5120 B per clock from its second-level cache (47 B per multiprocessor) and does 1024 16-bit
+# products per clock and multiprocessor, so 2 · 1024 / 47 = 44 (NVIDIA A100 whitepaper, table 4
+# and "A100 L2 cache").
+_FED = 44.0
+_SPLITS = (1, 2, 4, 8, 16)
+
+
+class Product(NamedTuple):
+    """``batch`` products of (m × k) and (k × n); ``result_bytes`` moved per result element."""
+
+    m: float
+    n: float
+    k: float
+    batch: float = 1
+    result_bytes: float = 2
+    operand_bytes: float = 2
+
+    @property
+    def flops(self) -> float:
+        """2·m·n·k for each of the batch."""
+        return 2.0 * self.m * self.n * self.k * self.batch
+
+
+def gemm_seconds(product: Product, rates: Rates, *, core: bool = False) -> float:
+    """Seconds of the product with the best of the tilings, on one device.
+
+    ``core`` takes the rate of attention's number format. Splitting K over several tiles is
+    allowed, at the price of summing the parts through memory.
+    """
+    m, n, k, batch, result, operand = product
+    if min(m, n, k, batch) <= 0:
+        return 0.0
+    rate = rates.core_matrix if core else rates.matrix
+    moved = batch * (operand * (m * k + k * n) + result * m * n)
+    epilogue = batch * result * m * n / rates.memory
+    if not rates.shares.multiprocessors:
+        return max(product.flops / rate + epilogue, moved / rates.memory)
+    best = min(
+        _tiled(product, tile, split, rate, rates) for tile in _TILES for split in _SPLITS
+        if split == 1 or k >= 512 * split
+    )
+    return max(best + epilogue, moved / rates.memory) + rates.shares.kernel_seconds
+
+
+def _tiled(
+    product: Product, tile: tuple[int, int], split: int, rate: float, rates: Rates
+) -> float:
+    units = rates.shares.multiprocessors
+    tile_m, tile_n = tile
+    tiles = -(-product.m // tile_m) * -(-product.n // tile_n) * product.batch * split
+    waves = -(-tiles // units)
+    fed = min(1.0, tile_m * tile_n / (tile_m + tile_n) / _FED)
+    per_tile = 2.0 * tile_m * tile_n * (product.k / split) / (rate / units * fed)
+    parts = 0.0 if split == 1 else 8.0 * product.m * product.n * product.batch * split
+    return waves * per_tile + parts / rates.memory

@@ -1,0 +1,176 @@
+"""How fast one device really is: sustained rates from peaks, shares of them, and their sources.
+
+Peaks come from the device preset, the shares of them that are reached from
+``presets/efficiency``: one file per family of devices, and ``default.yaml`` for what no source
+gives. No share belongs to a model or a run: one set serves every prediction on a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from actcalc.errors import SpecError
+from actcalc.io.presets import presets_root, suggestion
+from actcalc.io.yamlfile import read_mapping
+from actcalc.specs.device import Device, Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """What is reached of a device's peaks. Each field is a share of a peak unless it says else."""
+
+    gemm: float
+    """Of the peak FLOP/s: matrix products that fill the device, at boost clock."""
+    sustained_clock: float
+    """Clock under steady full load over boost clock; scales everything that computes."""
+    attention_forward: float
+    """Of the peak FLOP/s: fused attention, forward, counting the products it really does."""
+    attention_backward: float
+    """The same for its backward."""
+    memory: float
+    """Of the memory bandwidth: element-wise, reduction and copy kernels on large tensors."""
+    communication: float
+    """Of the links inside a node: the bus bandwidth of large collectives."""
+    network: float
+    """Of the network between nodes: the bus bandwidth of large collectives."""
+    communication_multiprocessors: float
+    """Share of the multiprocessors that a running collective occupies (its channels)."""
+    multiprocessors: int
+    """Units that work on one output tile of a matrix product each; 0 if tiles are not the unit."""
+    kernel_seconds: float
+    """Seconds between the end of one kernel and the start of the next."""
+    collective_seconds: float
+    """Seconds of the smallest collective."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Sustained rates of one device for one number format, in FLOP/s, bytes/s and seconds."""
+
+    peak: float
+    """Peak FLOP/s of the number format that matrix products with weights run in."""
+    matrix: float
+    """FLOP/s of matrix products that fill the device."""
+    core_matrix: float
+    """The same in the activations' number format (attention's products under fp8)."""
+    attention_forward: float
+    attention_backward: float
+    memory: float
+    """Bytes per second of device memory."""
+    intra: float
+    """Bytes per second of bus bandwidth inside a node."""
+    inter: float
+    """Bytes per second of bus bandwidth between nodes, per device."""
+    node: int
+    """Devices in a node."""
+    shares: Shares = field(repr=False)
+    sources: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+FORMATS: Mapping[str, tuple[Number, Number]] = {
+    "bf16": ("bf16", "bf16"),
+    "fp16": ("fp16", "fp16"),
+    "amp-bf16": ("bf16", "bf16"),
+    "amp-fp16": ("fp16", "fp16"),
+    "fp32": ("tf32", "tf32"),
+    "fp8": ("fp8", "bf16"),
+}
+"""Precision of a run -> number formats of its products with weights, and of attention's."""
+
+
+def peak_flops(device: Device, precision: str) -> float:
+    """Peak dense FLOP/s that utilisation is measured against; ``SpecError`` if not known."""
+    first, second = FORMATS[precision]
+    for number in (first, second, "fp32"):
+        if number in device.peak_flops:
+            return device.peak_flops[number]  # type: ignore[index]
+    return device.peak(first)
+
+
+def shares_of(device: Device) -> tuple[Shares, Mapping[str, str]]:
+    """The device's shares and the source of each; what no source gives is the default's."""
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for name in ("default", _family(device.name)):
+        for key, value, origin in _entries(name):
+            values[key], sources[key] = value, origin
+    known = {f.name for f in fields(Shares)}
+    return Shares(**{key: value for key, value in values.items() if key in known}), sources
+
+
+def _family(name: str) -> str:
+    table = read_mapping(presets_root() / "efficiency" / "families.yaml")
+    return str(table.get(name, "default"))
+
+
+def _entries(name: str) -> Iterable[tuple[str, Any, str]]:
+    data = read_mapping(presets_root() / "efficiency" / f"{name}.yaml")
+    for key, entry in data.items():
+        if key != "title":
+            yield key, entry["value"], str(entry["source"])
+
+
+def parse_overrides(texts: Iterable[str]) -> dict[str, float]:
+    """``gemm=0.8`` settings as numbers; ``SpecError`` for an unknown key or a bad value."""
+    known = tuple(f.name for f in fields(Shares))
+    result: dict[str, float] = {}
+    for text in texts:
+        for part in text.split(","):
+            key, equals, number = part.strip().partition("=")
+            key = key.replace("-", "_")
+            if key not in known or not equals:
+                hint = suggestion(key, known) or "known: " + ", ".join(known)
+                raise SpecError(f"--efficiency {part!r}: no such efficiency", hint)
+            try:
+                value = float(number)
+            except ValueError:
+                value = -1.0
+            bound = 1.0 if key not in _ABSOLUTE else float("inf")
+            if not 0 < value <= bound:
+                raise SpecError(
+                    f"--efficiency {part!r}: {number} is no share" if bound == 1.0
+                    else f"--efficiency {part!r}: {number} is not above 0",
+                    "give a number above 0 and up to 1" if bound == 1.0 else "give a number above 0",
+                )
+            result[key] = value
+    return result
+
+
+_ABSOLUTE = ("multiprocessors", "kernel_seconds", "collective_seconds")
+
+
+def rates_of(
+    device: Device, precision: str, overrides: Mapping[str, float] | None = None
+) -> Rates:
+    """Sustained rates of ``device`` at ``precision``; ``overrides`` replace single shares.
+
+    Raises ``SpecError`` where the device has no known peak for the precision.
+    """
+    shares, sources = shares_of(device)
+    if overrides:
+        changed: dict[str, Any] = dict(overrides)
+        if "multiprocessors" in changed:
+            changed["multiprocessors"] = int(changed["multiprocessors"])
+        shares = replace(shares, **changed)
+        sources = {**sources, **dict.fromkeys(overrides, "given on the command line")}
+    peak = peak_flops(device, precision)
+    core = peak_flops(device, "bf16") if precision == "fp8" else peak
+    intra = device.intra_node_bandwidth_bytes_per_second
+    inter = device.inter_node_bandwidth_bytes_per_second
+    host = device.host_bandwidth_bytes_per_second or 16e9
+    node = device.devices_per_node or 1
+    return Rates(
+        peak=peak,
+        matrix=peak * shares.gemm * shares.sustained_clock,
+        core_matrix=core * shares.gemm * shares.sustained_clock,
+        attention_forward=core * shares.attention_forward,
+        attention_backward=core * shares.attention_backward,
+        memory=device.memory_bandwidth_bytes_per_second * shares.memory,
+        intra=(intra or host) * shares.communication,
+        inter=(inter or min(intra or host, host)) * shares.network,
+        node=node,
+        shares=shares,
+        sources=sources,
+    )

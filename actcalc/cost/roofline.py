@@ -1,0 +1,389 @@
+"""Seconds of every op of a layer, forward and backward, and of the layer under a policy.
+
+Each op is a kernel (or two, or a chain of them): matrix products by their shape
+(:mod:`actcalc.cost.gemm`), fused attention by the products it does, everything else by the bytes
+it moves. Collectives of tensor parallelism are exposed unless the framework hides them: in
+backward the input gradient's all-reduce (or reduce-scatter) runs beside the weight gradient's
+product, and the gather of a column-parallel input beside the input gradient's (Megatron-Core
+tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication; Korthikanti et al.
+2022, section 4.2.2). A collective that runs beside a product takes its channels' share of the
+multiprocessors from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from actcalc.cost.collective import collective_seconds, group_of
+from actcalc.cost.gemm import Product, gemm_seconds
+from actcalc.cost.rates import Rates
+from actcalc.layers.context import Context
+from actcalc.layers.graph import Comm, DType, Graph, Op
+from actcalc.layers.model import ModelGraph
+from actcalc.policy.outcome import layer_outcome
+from actcalc.policy.rules import Policy
+
+_INTEGERS = (DType.BOOL, DType.UINT8, DType.INT32, DType.INT64)
+# Bytes per logit of Megatron's vocabulary-parallel cross-entropy, op by op: cast to fp32 2+4,
+# maximum 4, subtraction in place 4+4, exponential 4+4, sum 4, division 4+4 (tensor_parallel/
+# cross_entropy.py); backward scales the softmax in place 4+4 and casts it back 4+2.
+_LOSS_FORWARD = 38
+_LOSS_BACKWARD = 14
+
+
+@dataclass(frozen=True)
+class OpTime:
+    """One op on one rank for one micro-batch, in seconds; communication is what is exposed."""
+
+    name: str
+    kind: str
+    group: str
+    forward: float
+    forward_comm: float
+    input_gradient: float
+    weight_gradient: float
+    backward_comm: float
+    backward_hidden: float
+    """Seconds of collectives in backward that run beside a product."""
+
+    @property
+    def forward_seconds(self) -> float:
+        """Forward with its exposed collectives."""
+        return self.forward + self.forward_comm
+
+    @property
+    def backward_seconds(self) -> float:
+        """Backward with its exposed collectives."""
+        return self.input_gradient + self.weight_gradient + self.backward_comm
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """One layer under one policy on one rank for one micro-batch, in seconds."""
+
+    forward: float
+    rerun: float
+    """Forward work done again during backward; part of ``backward``."""
+    backward: float
+    """Re-run included."""
+    weight_gradient: float
+    """Part of ``backward`` that a schedule may put off (weight gradients)."""
+
+    def __add__(self, other: LayerTime) -> LayerTime:
+        return LayerTime(
+            self.forward + other.forward,
+            self.rerun + other.rerun,
+            self.backward + other.backward,
+            self.weight_gradient + other.weight_gradient,
+        )
+
+
+NOTHING = LayerTime(0.0, 0.0, 0.0, 0.0)
+
+
+def beside(compute: float, hidden: float, share: float) -> float:
+    """Seconds of a product with a collective beside it that takes ``share`` of the device."""
+    return max(hidden, compute + share * min(hidden, compute / (1 - share)))
+
+
+def attended_share(context: Context, windowed: bool) -> float:
+    """Share of the counted score products that a kernel which skips masked tiles does."""
+    if not context.model.causal:
+        return 1.0
+    work = context.workload
+    span = min(work.seq, context.model.window) if windowed and context.model.window else work.seq
+    return 1.0 - span / (2 * work.seq)
+
+
+class Roofline:
+    """Times of a model's graphs on a device; each op is timed once."""
+
+    def __init__(self, model: ModelGraph, rates: Rates) -> None:
+        self.model = model
+        self.rates = rates
+        self._ops: dict[int, tuple[OpTime, ...]] = {}
+        self._layers: dict[tuple[int, Policy], LayerTime] = {}
+        self._windowed = {id(run.graph) for run in model.runs if run.kind.window}
+
+    @cached_property
+    def _eager_framework(self) -> bool:
+        """Whether element-wise chains run op by op (torch modules without fused kernels)."""
+        try:
+            return self.model.context.kernel("layer") == "hub"
+        except Exception:
+            return False
+
+    def ops(self, graph: Graph) -> tuple[OpTime, ...]:
+        """Seconds of each op of ``graph``, in order."""
+        key = id(graph)
+        if key not in self._ops:
+            self._ops[key] = tuple(_Timer(self, graph).times())
+        return self._ops[key]
+
+    def layer(self, graph: Graph, policy: Policy) -> LayerTime:
+        """Seconds of one layer under ``policy``."""
+        key = (id(graph), policy)
+        if key not in self._layers:
+            self._layers[key] = self._layer(graph, policy)
+        return self._layers[key]
+
+    def rerun(self, graph: Graph, policy: Policy) -> tuple[OpTime, ...]:
+        """The ops that ``policy`` runs again."""
+        again = {op.name for op in layer_outcome(self.model, graph, policy).rerun}
+        return tuple(time for time in self.ops(graph) if time.name in again)
+
+    def _layer(self, graph: Graph, policy: Policy) -> LayerTime:
+        times = self.ops(graph)
+        again = sum(time.forward_seconds for time in self.rerun(graph, policy))
+        again += self._regathered(graph, policy)
+        return LayerTime(
+            forward=sum(time.forward_seconds for time in times),
+            rerun=again,
+            backward=again + sum(time.backward_seconds for time in times),
+            weight_gradient=sum(time.weight_gradient for time in times),
+        )
+
+    def _regathered(self, graph: Graph, policy: Policy) -> float:
+        """Gathering an input that was kept in parts (Megatron's distribute_saved_activations)."""
+        layout = self.model.context.layout
+        if policy.boundary != "split" or layout.tp == 1 or layout.sp:
+            return 0.0
+        from actcalc.layers.graph import Collective
+
+        size = float(graph.tensors[graph.input].bytes.value(self.model.sizes))
+        return collective_seconds(Collective.ALL_GATHER, size, *group_of("tp", layout), self.rates)
+
+    def ends(self, graph: Graph) -> LayerTime:
+        """Seconds of embedding or head, which are never re-run."""
+        from actcalc.policy.rules import NONE
+
+        return self.layer(graph, NONE)
+
+
+class _Timer:
+    """Times the ops of one graph."""
+
+    def __init__(self, roofline: Roofline, graph: Graph) -> None:
+        self.graph = graph
+        self.rates = roofline.rates
+        self.context = roofline.model.context
+        self.sizes: Mapping[str, int] = roofline.model.sizes
+        self.eager = roofline._eager_framework
+        self.windowed = id(graph) in roofline._windowed
+        self.readers: dict[str, int] = {}
+        for op in graph.ops:
+            for name in op.inputs:
+                self.readers[name] = self.readers.get(name, 0) + 1
+        self.fused_into = {} if self.eager else self._fusions()
+
+    def _fusions(self) -> dict[str, str]:
+        """Dropouts that one kernel does together with the addition after them (jit fusion)."""
+        adders = {name: op for op in self.graph.ops if op.kind == "add" for name in op.inputs}
+        return {
+            op.name: adders[op.outputs[0]].name
+            for op in self.graph.ops
+            if op.kind == "dropout" and op.outputs[0] in adders and self.readers[op.outputs[0]] == 1
+        }
+
+    def size(self, name: str) -> float:
+        return float(self.graph.tensors[name].bytes.value(self.sizes))
+
+    def _bytes(self, names: Iterable[str]) -> float:
+        return sum(self.size(name) for name in dict.fromkeys(names))
+
+    def _real(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Floating-point tensors of this layer alone: those that have gradients."""
+        return tuple(
+            name
+            for name in dict.fromkeys(names)
+            if self.graph.tensors[name].dtype not in _INTEGERS and name not in self.graph.shared
+        )
+
+    def _moved(self, moved: float, kernels: float = 1) -> float:
+        return moved / self.rates.memory + kernels * self.rates.shares.kernel_seconds
+
+    def times(self) -> Iterable[OpTime]:
+        for op in self.graph.ops:
+            if op.kind == "linear":
+                yield self._linear(op)
+            elif op.kind == "core":
+                yield self._core(op)
+            else:
+                yield self._simple(op)
+
+    # --- collectives ------------------------------------------------------------------------------
+
+    def _comm(self, comm: Comm) -> float:
+        message = float(comm.bytes.value(self.sizes))
+        size, stride = group_of(comm.group, self.context.layout)
+        return collective_seconds(comm.collective, message, size, stride, self.rates)
+
+    # --- matrix products with a weight ------------------------------------------------------------
+
+    def _linear(self, op: Op) -> OpTime:
+        shape = [float(dim.value(self.sizes)) for dim in op.weights[0].shape]
+        outside, inside = shape[-2], shape[-1]
+        local = shape[0] if len(shape) > 2 else 1.0
+        flops = float(op.flops.value(self.sizes))
+        rows = flops / (2 * inside * outside) / local
+        operand = 1.0 if self.context.workload.precision == "fp8" else float(
+            self.context.act.itemsize
+        )
+        result = float(self.context.act.itemsize)
+        forward = gemm_seconds(
+            Product(rows, outside, inside, local, result, operand), self.rates
+        )
+        parameters = local * inside * outside
+        if self.context.autocast:
+            # The fp32 weight is cast for each pass: 4 bytes read, 2 written.
+            forward += self._moved(6 * parameters)
+        dgrad = gemm_seconds(Product(rows, inside, outside, local, result, operand), self.rates)
+        # Gradients are added into fp32 buffers: 4 bytes read, 4 written per weight
+        # (Megatron-Core gradient_accumulation_fusion; autograd's accumulation alike).
+        wgrad = gemm_seconds(Product(outside, inside, rows, local, 8.0, operand), self.rates)
+        if any(weight.name.endswith(".bias") for weight in op.weights[1:]):
+            wgrad += self._moved(rows * local * outside * result)
+        forward_comm = sum(map(self._comm, op.comm))
+        gathers, reduces, exposed = self._backward_comms(op)
+        share = self.rates.shares.communication_multiprocessors
+        grown_dgrad = beside(dgrad, gathers, share)
+        grown_wgrad = beside(wgrad, reduces, share)
+        dgrad_all = grown_dgrad + self._accumulate(op)
+        return OpTime(
+            op.name, op.kind, op.group, forward, forward_comm, dgrad_all, grown_wgrad, exposed,
+            gathers + reduces,
+        )  # fmt: skip
+
+    def _backward_comms(self, op: Op) -> tuple[float, float, float]:
+        """Seconds hidden beside dX, hidden beside dW, and exposed."""
+        comms = op.backward_comm
+        seconds = [self._comm(comm) for comm in comms]
+        if len(comms) == 2:
+            return seconds[0], seconds[1], 0.0
+        if len(comms) == 1 and not op.comm:
+            return 0.0, seconds[0], 0.0
+        return 0.0, 0.0, sum(seconds)
+
+    # --- attention's products ---------------------------------------------------------------------
+
+    def _core(self, op: Op) -> OpTime:
+        scores = [
+            n for n in (*op.inputs, *op.outputs)
+            if len(self.graph.tensors[n].shape) == 4 and n not in self.graph.shared
+        ]
+        flops = float(op.flops.value(self.sizes))
+        back = float(op.backward_flops.value(self.sizes))
+        fused = bool(op.kernel) or not scores or len(op.outputs) > 1
+        comm = sum(map(self._comm, op.comm))
+        back_comm = sum(map(self._comm, op.backward_comm))
+        if fused:
+            share = attended_share(self.context, self.windowed)
+            forward = max(
+                flops * share / self.rates.attention_forward,
+                self._bytes((*op.inputs, *op.outputs)) / self.rates.memory,
+            ) + self.rates.shares.kernel_seconds
+            backward = max(
+                back * share / self.rates.attention_backward,
+                2 * self._bytes((*op.saves, *op.inputs)) / self.rates.memory,
+            ) + 2 * self.rates.shares.kernel_seconds
+            # Keys and values travel while the products of the block before are done.
+            return OpTime(
+                op.name, op.kind, op.group, max(forward, comm), 0.0,
+                max(backward, back_comm) + self._accumulate(op), 0.0, 0.0, back_comm,
+            )  # fmt: skip
+        widest = max(scores, key=self.size)
+        sb, heads, rows, keys = (
+            float(dim.value(self.sizes)) for dim in self.graph.tensors[widest].shape
+        )
+        batch = sb * heads
+        width = flops / (2 * batch * rows * keys)
+        item = float(self.context.act.itemsize)
+        made = widest in op.outputs
+        first = Product(rows, keys, width, batch, item, item)
+        second = Product(rows, width, keys, batch, item, item)
+        third = Product(keys, width, rows, batch, item, item)
+        seconds = {p: gemm_seconds(p, self.rates, core=True) for p in (first, second, third)}
+        forward = seconds[first if made else second]
+        backward = seconds[second if made else first] + seconds[third]
+        return OpTime(
+            op.name, op.kind, op.group, forward, comm, backward + self._accumulate(op), 0.0,
+            back_comm, 0.0,
+        )  # fmt: skip
+
+    # --- everything that moves bytes --------------------------------------------------------------
+
+    def _accumulate(self, op: Op) -> float:
+        """Summing gradients of a tensor that other ops read too: charged to all but one of them."""
+        extra = 0.0
+        for name in self._real(op.inputs):
+            count = self.readers[name]
+            if count > 1:
+                extra += 3 * self.size(name) * (count - 1) / count
+        return self._moved(extra, 0)
+
+    def _primary(self, op: Op) -> tuple[str, ...]:
+        """Outputs that carry a gradient: those another op reads, or that leave the layer."""
+        return tuple(
+            name
+            for name in self._real(op.outputs)
+            if name in self.readers or name == self.graph.output
+        )
+
+    def _simple(self, op: Op) -> OpTime:
+        forward, kernels = self._forward_bytes(op)
+        backward, back_kernels = self._backward_bytes(op)
+        if self.windowed_mask(op):
+            pass
+        return OpTime(
+            op.name, op.kind, op.group,
+            self._moved(forward, kernels) if forward else 0.0,
+            sum(map(self._comm, op.comm)),
+            (self._moved(backward, back_kernels) if backward else 0.0) + self._accumulate(op),
+            0.0,
+            sum(map(self._comm, op.backward_comm)),
+            0.0,
+        )  # fmt: skip
+
+    def windowed_mask(self, op: Op) -> bool:
+        """Whether ``op`` applies a window's mask (costs nothing beside the softmax)."""
+        return op.kind == "mask" and self.windowed
+
+    def _forward_bytes(self, op: Op) -> tuple[float, float]:
+        if op.kind in ("view", "gather"):
+            return 0.0, 0
+        if op.kind == "embedding":
+            return 2 * self._bytes(self._real(op.outputs)), 1
+        if op.kind == "loss":
+            logits = self.graph.tensors[op.inputs[0]]
+            return _LOSS_FORWARD * float(logits.elements.value(self.sizes)), 8
+        if op.name in self.fused_into:
+            # Its kernel is the addition's; only the mask is extra.
+            return self._bytes(n for n in op.outputs if n not in self._primary(op)), 0
+        inputs, outputs = self._bytes(op.inputs), self._bytes(op.outputs)
+        if op.kind in ("norm", "softmax", "activation", "router", "rotary"):
+            # What an op by op chain makes on its way is written by one kernel, read by the next.
+            between = [
+                n for n in self._real(op.outputs) if n not in self.readers and n != self.graph.output
+            ]
+            extra = self._bytes(between)
+            return inputs + outputs + extra, 1 + 2 * len(between)
+        return inputs + outputs, 1
+
+    def _backward_bytes(self, op: Op) -> tuple[float, float]:
+        if op.kind in ("view", "gather", "add"):
+            return 0.0, 0
+        gradients = self._bytes(self._primary(op))
+        if op.kind == "embedding":
+            return 3 * self._bytes(self._real(op.outputs)), 1
+        if op.kind == "loss":
+            logits = self.graph.tensors[op.inputs[0]]
+            return _LOSS_BACKWARD * float(logits.elements.value(self.sizes)), 2
+        made = self._bytes(self._real(op.inputs))
+        saved = self._bytes(op.saves)
+        total = gradients + saved + made
+        if op.kind == "norm" and op.weights:
+            # A second kernel reads both again for the gradients of weight and bias.
+            return total + gradients + saved, 2
+        return total, 1
