@@ -7,7 +7,7 @@ import typer
 from actcalc.cli.options import ModelArgument, OutputOptions, RunOptions, with_options
 from actcalc.cli.output import check_units, chosen_format, emit, joined
 from actcalc.planner.compare import compare_run
-from actcalc.render.compare import compare_sheets
+from actcalc.render.compare import compare_sheets, side_by_side
 from actcalc.render.sheet import Sheet
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -22,7 +22,9 @@ def compare(model: ModelArgument, options: RunOptions, output: OutputOptions) ->
     results = [compare_run(run) for run in options.runs(model)]
 
     def sheets() -> list[Sheet]:
-        return [sheet for result in results for sheet in compare_sheets(result, output.units)]
+        if len(results) == 1:
+            return compare_sheets(results[0], output.units)
+        return side_by_side(results, output.units)
 
     emit(sheets, lambda: joined(results), output)
     return 0

@@ -60,8 +60,9 @@ def parse_yaml(text: str, where: str) -> Any:
         # Only a star can be an alias: without one the events need no second look.
         for event in yaml.parse(text, Loader=_BASE) if "*" in text else ():
             if isinstance(event, yaml.AliasEvent):
+                line = event.start_mark.line + 1 if event.start_mark else 0
                 raise SpecError(
-                    f"{where}: alias *{event.anchor} (line {event.start_mark.line + 1})",
+                    f"{where}: alias *{event.anchor} (line {line})",
                     "write the value out: anchors and aliases are not read",
                 )
         return yaml.load(text, Loader=_Loader)

@@ -85,8 +85,9 @@ class Expr:
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Expr):
             return self.terms == other.terms
-        if hasattr(other, "numerator"):
-            return self.terms == Expr({(): other}).terms
+        number: Any = other
+        if hasattr(number, "numerator"):
+            return self.terms == Expr({(): number}).terms
         return NotImplemented
 
     def __hash__(self) -> int:

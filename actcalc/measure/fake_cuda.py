@@ -254,6 +254,34 @@ def _forgetful_swap(mode: Any, swap: Any) -> Any:
     return forget_and_swap
 
 
+def _indexed_moves() -> Any:
+    """Return a mode in which moving a tensor to ``cuda`` means device 0.
+
+    Without an index PyTorch asks the device guard for the current device, and the borrowed
+    guard answers with the CPU.
+    """
+    torch = require_torch()
+    from torch.overrides import TorchFunctionMode
+
+    def indexed(value: Any) -> Any:
+        is_device = isinstance(value, str | torch.device)
+        return DEVICE if is_device and str(value) == "cuda" else value
+
+    class IndexedMoves(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            if func is torch.Tensor.cuda:
+                return args[0].to(DEVICE)
+            if func is torch.Tensor.to:
+                args = tuple(map(indexed, args))
+                kwargs = {name: indexed(value) for name, value in kwargs.items()}
+            return func(*args, **kwargs)
+
+    return IndexedMoves()
+
+
 @contextlib.contextmanager
 def patched(*changes: tuple[Any, str, Any]) -> Iterator[None]:
     """Set attributes for the length of a block; each change is (object, name, value)."""
@@ -301,6 +329,7 @@ def fake_cuda() -> Iterator[FakeCuda]:
             library.impl("_fused_rms_norm", _unused_rms_norm, "CUDA")
         stack.enter_context(
             patched(
+                (torch.cuda, "current_device", lambda: 0),
                 (torch.cuda, "get_device_capability", lambda *_: COMPUTE_CAPABILITY),
                 (torch.cuda, "is_bf16_supported", lambda *_, **__: True),
                 (
@@ -313,4 +342,5 @@ def fake_cuda() -> Iterator[FakeCuda]:
         )
         stack.enter_context(trace.mode)
         stack.enter_context(torch.device(DEVICE))
+        stack.enter_context(_indexed_moves())
         yield trace

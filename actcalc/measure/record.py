@@ -139,6 +139,20 @@ class Recording:
         return [holder for ref in self._holders if (holder := ref()) is not None]
 
 
+def modules_off_gpu(recording: Recording) -> list[str]:
+    """Return the paths of modules that saved a tensor which is not on the traced device.
+
+    Single numbers do not count: PyTorch lets them stay on the CPU.
+    """
+    return sorted(
+        {
+            holder.path
+            for holder in recording.alive()
+            if holder.tensor.device.type != "cuda" and holder.tensor.dim() > 0
+        }
+    )
+
+
 def storage_key(tensor: Any) -> int:
     """Return what is equal for two tensors that share memory, as long as either lives."""
     return int(tensor.untyped_storage()._cdata)

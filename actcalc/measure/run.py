@@ -19,6 +19,7 @@ from actcalc.measure.record import (
     collect,
     collect_layer,
     layer_phase,
+    modules_off_gpu,
     run_backward,
     storage_key,
 )
@@ -38,6 +39,7 @@ class Step:
     live_bytes: int
     flops: Flops | None
     layer: MeasuredLayer | None
+    notes: tuple[str, ...]
 
 
 def loss_of(output: Any) -> Any:
@@ -153,6 +155,10 @@ def traced_step(
         loss = loss_of(output)
         del output
         tensors = tuple(collect(recording, loss, excluded=excluded))
+        notes = tuple(
+            f"{path or what} saves a tensor that is on the CPU: its bytes are not the GPU's."
+            for path in modules_off_gpu(recording)
+        )
         layer = None
         if keep_layer:
             layer = _middle_layer(
@@ -169,7 +175,7 @@ def traced_step(
             counted = Flops(
                 forward_flops=int(forward), backward_flops=int(backward.get_total_flops())
             )
-    return Step(tensors, len(recording.tracker.ended), live_bytes, counted, layer)
+    return Step(tensors, len(recording.tracker.ended), live_bytes, counted, layer, notes)
 
 
 def _middle_layer(
@@ -244,7 +250,7 @@ def _checkpoint_task() -> Iterator[None]:
         torch._C._current_graph_task_id = original
 
 
-def summarise(step: Step, **facts: Any) -> Measured:
+def summarise(step: Step, *, notes: tuple[str, ...], **facts: Any) -> Measured:
     """Return a step's tensors with their sums per phase; ``facts`` fill the other fields."""
     sums: Counter[str] = Counter()
     for tensor in step.tensors:
@@ -262,6 +268,7 @@ def summarise(step: Step, **facts: Any) -> Measured:
         live_bytes=step.live_bytes,
         flops=step.flops,
         layer=step.layer,
+        notes=(*notes, *step.notes),
         tensors=step.tensors,
         **facts,
     )

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from actcalc.layers.model import model_graph
 from actcalc.memory.breakdown import Leaf, leaves
-from actcalc.planner.compare import main_run, parse_for
+from actcalc.planner.compare import idle_settings, main_run, parse_for
 from actcalc.policy.outcome import layer_outcome
 from actcalc.policy.rules import NONE
 from actcalc.specs.result import Result
@@ -99,5 +99,9 @@ def breakdown_run(run: Run) -> Breakdown:
         ends=tuple(ends),
         stored_bytes_per_layer=total.bytes,
         formula=total.formula,
-        notes=(*run.warnings, *dict.fromkeys(n for k in graph.kinds for n in k.graph.notes)),
+        notes=(
+            *run.warnings,
+            *dict.fromkeys(note for kind in graph.kinds for note in kind.graph.notes),
+            *idle_settings(run, one_layer=True),
+        ),
     )

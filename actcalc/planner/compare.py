@@ -280,7 +280,7 @@ def _note(
     if policy.name == "none":
         return ""
     if not any(stage.outcome(run.graph).rerun for run in graph.kinds):
-        return "changes nothing here: the model has no such module"
+        return "changes nothing here: no op of these layers belongs to it"
     if stored > stored_none:
         return "stores more than none: the inputs it keeps are larger than what it frees"
     flash = any(op.kernel.startswith("flash") for r in graph.kinds for op in r.graph.ops)
@@ -289,6 +289,25 @@ def _note(
     if policy.boundary == "split" and graph.context.tp and not graph.context.layout.sp:
         return "needs Megatron's --distribute-saved-activations, which gathers the input again"
     return "" if stored < stored_none else "saves nothing here: it needs as much as it frees"
+
+
+def idle_settings(run: Run, *, one_layer: bool) -> list[str]:
+    """A note for settings that do not change an activation table, so that none is ignored silently.
+
+    ``one_layer`` says that the table is of single layers, whatever the pipeline holds.
+    """
+    layout, idle = run.layout, []
+    if layout.dp > 1 and (one_layer or run.workload.global_batch is None):
+        idle.append(f"dp {layout.dp}")
+    if layout.zero:
+        idle.append(f"ZeRO {layout.zero}")
+    if one_layer and layout.pp > 1:
+        idle.append(f"pp {layout.pp}")
+    if run.workload.global_batch is not None and (one_layer or layout.pp == 1):
+        idle.append(f"global batch {run.workload.global_batch}")
+    if not idle:
+        return []
+    return [f"No effect on this table: {', '.join(idle)} (see: actcalc memory)."]
 
 
 def _optimum(graph: ModelGraph, layers: int, in_flight: float) -> OptimumFigure:
@@ -347,8 +366,7 @@ def _notes(run: Run, graph: ModelGraph, figures: Sequence[PolicyFigure]) -> tupl
             f"The multi-token-prediction layer adds {extra:,} parameters; it is counted in FLOPs "
             "and in memory, not in the parameters above or the layers below."
         )
-    if run.layout.zero:
-        notes.append("ZeRO shards weights, gradients and optimizer states: nothing in this table.")
+    notes += idle_settings(run, one_layer=False)
     for figure in figures:
         if figure.hardware_flops_convention == "paper":
             notes.append(

@@ -31,7 +31,8 @@ class LayerOutcome:
 
     ``stored`` names what stays from forward to backward, ``copies`` times (the tensor-parallel
     degree where the layer's input is kept gathered, its inverse where it is kept split).
-    ``restored`` names the saved tensors that a re-run makes again and that are alive together when the layer's backward begins. ``rerun`` are the ops that run again.
+    ``restored`` names the saved tensors that a re-run makes again and that are alive together when
+    the layer's backward begins. ``rerun`` are the ops that run again.
     """
 
     graph: Graph

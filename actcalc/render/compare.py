@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from actcalc.planner.compare import Comparison
@@ -122,3 +123,56 @@ def _optimum(result: Comparison, units: str) -> tuple[str, ...]:
         f"{size(best.stored_bytes, units)} stored + {size(best.segment_bytes, units)} working "
         f"= {size(best.total_bytes, units)}.",
     )
+
+
+def side_by_side(results: Sequence[Comparison], units: str) -> list[Sheet]:
+    """The same run under several framework profiles: one table, a pair of columns a profile."""
+    first = results[0]
+    names = list(dict.fromkeys(p.policy for result in results for p in result.policies))
+    found = [{p.policy: p for p in result.policies} for result in results]
+    layer = [p.stored_bytes_per_layer for result in results for p in result.policies]
+    peak = [p.peak_bytes for result in results for p in result.policies]
+    columns = [Column("policy", "policy", align="left")]
+    for result in results:
+        columns += [
+            bytes_column(
+                f"{result.framework}_stored_bytes_per_layer",
+                f"{result.framework}\nper layer",
+                layer,
+                units,
+            ),
+            bytes_column(f"{result.framework}_peak_bytes", "\npeak", peak, units),
+        ]
+    rows = []
+    for name in names:
+        values: list[Any] = [name]
+        for policies in found:
+            figure = policies.get(name)
+            values += [figure.stored_bytes_per_layer, figure.peak_bytes] if figure else [None, None]
+        rows.append(Row(tuple(values)))
+    lines = run_lines(first.model, first.layout, first.workload, "")
+    above = (
+        f"{count(first.parameters)} parameters  {lines[0]}",
+        *(line.removesuffix("   kernels") for line in lines[1:]),
+    )
+    formulas = tuple(f"{r.framework}: one layer keeps {_formula(r)}" for r in results)
+    notes = dict.fromkeys(
+        f"{r.framework}: {note}"
+        for r in results
+        for note in (*(f"{p.policy} {p.note}" for p in r.policies if p.note), *r.notes)
+    )
+    return [
+        Sheet(
+            title=f"{first.model['name']}: activations kept for backward, per GPU, by profile",
+            columns=tuple(columns),
+            rows=tuple(rows),
+            above=above,
+            below=(*formulas, "peak: all layers stored, and the transient of one re-run."),
+            notes=tuple(notes),
+        )
+    ]
+
+
+def _formula(result: Comparison) -> str:
+    none = next((p for p in result.policies if p.policy == "none"), result.policies[0])
+    return none.formula

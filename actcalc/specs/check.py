@@ -22,7 +22,7 @@ def nearest(choices: Iterable[int], wanted: int) -> int:
 
 
 def check(model: Model, layout: Layout, workload: Workload) -> None:
-    """Raise ``SpecError``, with values and a legal choice, where the three contradict each other."""
+    """Raise ``SpecError``, naming values and a legal choice, where the three contradict."""
     _tensor_parallel(model, layout)
     _sequence(layout, workload)
     _pipeline(model, layout)

@@ -50,6 +50,11 @@ class Layout(Spec):
                 "sequence parallelism (sp) splits over the tensor-parallel group, but tp is 1",
                 "add --tp 2 or more, or drop --sp",
             )
+        if self.schedule is not None and self.pp == 1:
+            raise SpecError(
+                f"schedule {self.schedule} runs a pipeline, but pp is 1",
+                "add --pp 2 or more, or drop --schedule",
+            )
         if self.vpp > 1 and self.pp == 1:
             raise SpecError(
                 f"vpp {self.vpp} interleaves a pipeline, but pp is 1",

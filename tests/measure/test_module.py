@@ -298,6 +298,32 @@ def test_moving_to_the_gpu_in_a_factory_is_allowed(tmp_path):
     assert measure_module(f"{path}:factory").total_bytes == 4 * 8 * 4
 
 
+@pytest.mark.parametrize(
+    ("move", "noted"),
+    [
+        ("to('cuda')", False),
+        ("to(torch.device('cuda'))", False),
+        ("to(device='cuda')", False),
+        ("cuda()", False),
+        ("cpu()", True),
+    ],
+)
+def test_moves_inside_a_module(tmp_path, move, noted):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import torch\n"
+        "class M(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        f"        return torch.nn.functional.dropout(x.{move}, 0.5)\n"
+        "def factory(): return M(), torch.zeros(8, 4)",
+        encoding="utf-8",
+    )
+    result = measure_module(f"{path}:factory")
+    # one byte of mask per element on a GPU, noise in the input's dtype on the CPU
+    assert result.total_bytes == (4 if noted else 1) * 8 * 4
+    assert bool(result.notes) == noted
+
+
 def test_autocast_keeps_casts(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(

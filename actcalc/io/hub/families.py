@@ -59,7 +59,7 @@ class Family:
     keys: Mapping[str, Keys] = field(default_factory=dict)
     """Keys of a size where the common spellings (``SIZES``) do not hold or come second."""
     defaults: Mapping[str, int] = field(default_factory=dict)
-    """Sizes the library takes for a missing key (kv_heads and head_dim; others if nested)."""
+    """Sizes the library takes for a missing key (kv_heads, head_dim, positions; all if nested)."""
     flags: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
     """Boolean model field -> (key, library default)."""
     rates: Mapping[str, tuple[Keys, float]] = field(default_factory=dict)
@@ -236,6 +236,7 @@ GPT2 = Family(
     activation=("activation_function", "gelu_new"),
     tied=True,
     windows="none",
+    defaults={"positions": 1024},
     wide=True,
 )
 GPTJ = Family(
@@ -306,6 +307,7 @@ BERT = Family(
     activation=("hidden_act", "gelu"),
     tied=True,
     windows="none",
+    defaults={"positions": 512},
     adjust=("token_types", "encoder_head"),
 )
 T5 = Family(
@@ -635,6 +637,7 @@ FAMILIES: dict[str, Family] = {
         tied=True,
         wide=True,
         windows="gpt_neo",
+        defaults={"positions": 2048},
         window_keys=("window_size",),
         window_default=256,
         eager=True,
@@ -663,6 +666,7 @@ FAMILIES: dict[str, Family] = {
         activation=("activation_function", "relu"),
         tied=True,
         windows="none",
+        defaults={"positions": 2048},
         adjust=("opt",),
     ),
     "bloom": Family(
@@ -711,6 +715,7 @@ FAMILIES: dict[str, Family] = {
         activation=("hidden_act", "gelu"),
         tied=True,
         windows="none",
+        defaults={"positions": 1024},
         adjust=("two_more_positions",),
     ),
     "xglm": Family(
@@ -803,7 +808,10 @@ FAMILIES: dict[str, Family] = {
         _ATTENTION_BIAS, code=_code("dots1"), facts={**_PLAIN.facts, "qk_norm": "head"},
         windows="qwen_upper_always",
         window_default=4096,
-        experts=DEEPSEEK_V3.experts, adjust=("expert_groups",),
+        experts=replace(
+            DEEPSEEK_V3.experts or Experts(), normalize=("norm_topk_prob", False), shared_default=0
+        ),
+        adjust=("expert_groups",),
     ),
     # GLM
     "glm": GLM,
