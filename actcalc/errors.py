@@ -15,5 +15,11 @@ class SpecError(Exception):
         self.hint = hint
 
 
+def shorten(text: object, limit: int = 60) -> str:
+    """``text`` quoted, and cut to ``limit`` characters, for an error line."""
+    quoted = repr(text)
+    return quoted if len(quoted) <= limit else quoted[: limit - 3] + "..."
+
+
 class MissingExtraError(SpecError):
     """A command needs an optional dependency that is not installed."""

@@ -108,3 +108,27 @@ def check_refusal(outcome, words):
     assert "Traceback" not in outcome.err
     for word in words:
         assert word in outcome.err, f"{word!r} missing in {outcome.err!r}"
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([""], ["empty"]),
+        (["x" * 5000], ["no preset"]),
+        (["gpt2", "--framework", ""], ["--framework"]),
+        (["gpt2", "--policy", ""], ["--policy"]),
+        (
+            ["gpt2", "--framework", "megatron", "--set", "kernels.masked_softmax_fuson=false"],
+            ["did you mean masked_softmax_fusion"],
+        ),
+        (["gpt2", "--set", "hidden=1e3"], ["whole number"]),
+        (["gpt2", "--precision", "amp-bf16"], ["amp-bf16", "transformers"]),
+        (["gpt2", "--schedule", "gpipe"], ["gpipe", "--pp"]),
+        (["llama-3-8b", "--framework", "transformers", "--tp", 2], ["tp 2", "megatron"]),
+        (["/dev/zero"], ["regular file"]),
+    ],
+)
+def test_more_flags(args, words, cli):
+    outcome = cli(*args)
+    check_refusal(outcome, words)
+    assert max(len(line) for line in outcome.err.splitlines()) < 400

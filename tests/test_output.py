@@ -132,3 +132,27 @@ def test_schema_describes_what_is_printed(cli):
     policy = schema["$defs"]["PolicyFigure"]
     assert set(policy["properties"]) == set(document["policies"][0])
     assert all("description" in field for field in policy["properties"].values())
+
+
+def test_output_never_replaces_a_device(cli, tmp_path):
+    import os
+    import threading
+
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    assert cli(*MAIN, "-o", pipe, "--json").code == 0
+    reader.join(timeout=10)
+    assert json.loads(read[0])["policies"]
+    assert not pipe.is_file()
+
+
+def test_output_follows_a_link(cli, tmp_path):
+    target, link = tmp_path / "target.json", tmp_path / "link.json"
+    target.write_text("old")
+    link.symlink_to(target)
+    assert cli(*MAIN, "-o", link).code == 0
+    assert link.is_symlink()
+    assert json.loads(target.read_text())["policies"]

@@ -13,12 +13,13 @@ from typer.core import TyperGroup
 
 from actcalc import __version__
 from actcalc.cli.convert import plain, use_plain_conversion
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, shorten
 from actcalc.io import presets
 
 COMMANDS = {
     "compare": "policies side by side (the default command)",
     "breakdown": "every saved tensor: op, shape, formula, bytes",
+    "mfu": "MFU and HFU from a step time, or the step time they promise",
     "explain": "how a number is derived, with its source",
     "presets": "list or show models, devices and framework profiles",
     "schema": "JSON Schema of the input and of each output",
@@ -82,9 +83,13 @@ def route(args: list[str]) -> list[str]:
         return [DEFAULT, *args]
     import difflib
 
-    close = difflib.get_close_matches(first, [*COMMANDS, *models], n=1, cutoff=0.6)
+    close = (
+        []
+        if len(first) > 100
+        else difflib.get_close_matches(first, [*COMMANDS, *models], n=1, cutoff=0.6)
+    )
     hint = f"did you mean {close[0]}?" if close else "`actcalc presets list` lists the models"
-    raise SpecError(f"{first!r} is no command, no preset and no file", hint)
+    raise SpecError(f"{shorten(first)} is no command, no preset and no file", hint)
 
 
 def _looks_like_path(word: str) -> bool:

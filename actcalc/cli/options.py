@@ -94,7 +94,13 @@ class RunOptions:
         """The profiles asked for, comma-separated on the command line; (None,) if none was."""
         if self.framework is None:
             return (None,)
-        return tuple(name.strip() for name in self.framework.split(",") if name.strip()) or (None,)
+        names = tuple(name.strip() for name in self.framework.split(","))
+        if not all(names):
+            raise SpecError(
+                f"--framework {self.framework!r} names no profile",
+                "`actcalc presets list frameworks` lists them",
+            )
+        return names
 
     def run(self, origin: Source, framework: str | None = None) -> Run:
         """Validate the source with these overrides."""
@@ -141,7 +147,9 @@ def _given(**values: Any) -> dict[str, Any]:
 def split_policies(texts: list[str] | None) -> tuple[str, ...]:
     """Policies from repeated options, each of which may list several with commas."""
     names = [name.strip() for text in texts or () for name in text.split(",")]
-    return tuple(dict.fromkeys(name for name in names if name))
+    if not all(names):
+        raise SpecError("--policy is empty", "name one, e.g. --policy selective")
+    return tuple(dict.fromkeys(names))
 
 
 def parse_split(text: str | None) -> tuple[int, ...] | None:

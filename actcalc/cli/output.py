@@ -104,6 +104,11 @@ def write_whole(path: Path, text: str) -> None:
 
     temporary = None
     try:
+        path = path.resolve()
+        if path.exists() and not path.is_file():
+            # A device or a pipe is written to, never replaced by a file of its name.
+            path.write_text(text, encoding="utf-8")
+            return
         with tempfile.NamedTemporaryFile(
             "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
         ) as stream:

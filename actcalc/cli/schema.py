@@ -26,6 +26,7 @@ INPUTS = {
 OUTPUTS = {
     "compare": ("actcalc.planner.compare", "Comparison"),
     "breakdown": ("actcalc.planner.breakdown", "Breakdown"),
+    "mfu": ("actcalc.cost.mfu", "Utilisation"),
 }
 NAMES = (*INPUTS, *OUTPUTS)
 

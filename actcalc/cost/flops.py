@@ -1,35 +1,56 @@
 """FLOPs of one micro-batch through the whole model: model FLOPs, re-run FLOPs, closed forms.
 
 Matrix products only, 2·m·n·k; backward is twice forward (dX and dW); the embedding lookup costs
-nothing; attention scores are counted in full, causal or not, unless asked otherwise.
+nothing; attention scores are counted in full, causal or not, unless asked otherwise. Experts count
+for the tokens they get, a sliding window for the keys it reaches, multi-token prediction like the
+layers and heads it is made of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from actcalc.layers.algebra import Expr, total
+from actcalc.layers.algebra import ONE, Expr, symbol, total
 from actcalc.layers.context import whole
 from actcalc.layers.graph import Op
-from actcalc.layers.model import ModelGraph
+from actcalc.layers.model import LayerRun, ModelGraph
+from actcalc.policy.rules import Policy
+from actcalc.policy.stage import StagePolicy
 from actcalc.specs import Model
 
 Counting = Literal["full", "causal"]
 
 
-def op_flops(ops: Iterable[Op], *, causal: bool = False) -> Expr:
-    """Forward FLOPs of ``ops`` on one rank; ``causal`` halves the attention core's products."""
-    return total(op.flops / 2 if causal and op.kind == "core" else op.flops for op in ops)
+def core_share(model: ModelGraph, run: LayerRun) -> Expr:
+    """Share of the counted score products that lie below the causal diagonal.
+
+    A token reaches half the sequence on average; with a window of y keys, y - y²/2s of them, of
+    which the full count has y.
+    """
+    context = model.context
+    if not context.model.causal:
+        return ONE
+    if run.kind.window and context.model.window:
+        return ONE - symbol("y") / symbol("s") / 2
+    return ONE / 2
+
+
+def op_flops(ops: Iterable[Op], *, causal: bool = False, share: Expr | None = None) -> Expr:
+    """Forward FLOPs of ``ops`` on one rank; ``causal`` takes ``share`` (½) of the core's."""
+    part = ONE / 2 if share is None else share
+    return total(op.flops * part if causal and op.kind == "core" else op.flops for op in ops)
+
+
+def _run_flops(model: ModelGraph, run: LayerRun, counting: Counting) -> int:
+    causal = counting == "causal" and model.context.model.causal
+    flops = op_flops(run.graph.ops, causal=causal, share=core_share(model, run))
+    return run.count * int(flops.value(whole(dict(model.sizes))))
 
 
 def layers_forward_flops(model: ModelGraph, counting: Counting = "full") -> int:
     """Forward FLOPs of all transformer layers for one micro-batch, over all ranks."""
-    sizes = whole(dict(model.sizes))
-    causal = counting == "causal" and model.context.model.causal
-    return sum(
-        run.count * int(op_flops(run.graph.ops, causal=causal).value(sizes)) for run in model.runs
-    )
+    return sum(_run_flops(model, run, counting) for run in model.runs)
 
 
 def head_forward_flops(model: ModelGraph) -> int:
@@ -38,9 +59,18 @@ def head_forward_flops(model: ModelGraph) -> int:
     return sum(int(op_flops(g.ops).value(sizes)) for g in (model.embedding, model.head))
 
 
+def prediction_forward_flops(model: ModelGraph, counting: Counting = "full") -> int:
+    """Forward FLOPs of the multi-token-prediction layers for one micro-batch, over all ranks."""
+    return _run_flops(model, model.mtp, counting) if model.mtp else 0
+
+
 def forward_flops(model: ModelGraph, counting: Counting = "full") -> int:
     """Forward FLOPs of the whole model for one micro-batch, over all ranks."""
-    return layers_forward_flops(model, counting) + head_forward_flops(model)
+    return (
+        layers_forward_flops(model, counting)
+        + head_forward_flops(model)
+        + prediction_forward_flops(model, counting)
+    )
 
 
 def model_flops(model: ModelGraph, counting: Counting = "full") -> int:
@@ -66,3 +96,53 @@ def paper_selective_flops(model: Model, seq: int, batch: int) -> int:
     """
     h, layers = model.hidden, model.layers
     return batch * seq * (72 * layers * h * h + 24 * layers * seq * h + 6 * h * model.vocab)
+
+
+class HardwareFlops(NamedTuple):
+    """What the devices compute for one micro-batch, over all ranks."""
+
+    flops: int
+    """Model and re-run FLOPs by the convention named."""
+    convention: str
+    """``ops``: model FLOPs plus each re-run op once; ``paper``: the published equation."""
+    op_flops: int
+    """Model FLOPs plus each re-run op once, whatever the convention."""
+
+
+def rerun_flops(model: ModelGraph, policy: Policy, counting: Counting = "full") -> int:
+    """Forward FLOPs that ``policy`` runs again for one micro-batch, over all ranks."""
+    stage = StagePolicy(model, policy)
+    sizes = whole(dict(model.sizes))
+    layers = range(model.context.model.layers)
+    again = stage.rerun_flops(layers, sizes)
+    if counting == "full" or not model.context.model.causal:
+        return again
+    runs = {id(run.graph): run for run in model.runs}
+    for layer in layers:
+        graph = stage.graph(layer)
+        core = total(
+            op.flops
+            for op in stage.outcome(graph, stage.layer_policy(layer, layers)).rerun
+            if op.kind == "core"
+        )
+        saved = core * (ONE - core_share(model, runs[id(graph)]))
+        again -= int(saved.value(sizes))
+    return again
+
+
+def hardware_flops(model: ModelGraph, policy: Policy, counting: Counting = "full") -> HardwareFlops:
+    """Hardware FLOPs of one micro-batch: the paper's own equation where its profile applies it."""
+    context = model.context
+    seq, batch = context.workload.seq, context.workload.micro_batch
+    useful = model_flops(model, counting)
+    by_ops = useful + rerun_flops(model, policy, counting)
+    published = (
+        counting == "full"
+        and context.framework.name == "paper"
+        and policy.modules == ("core_attn",)
+        and context.workload.attention == "eager"
+        and paper_model_flops(context.model, seq, batch) == useful
+    )
+    if not published:
+        return HardwareFlops(by_ops, "ops", by_ops)
+    return HardwareFlops(paper_selective_flops(context.model, seq, batch), "paper", by_ops)

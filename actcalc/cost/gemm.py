@@ -55,15 +55,15 @@ def gemm_seconds(product: Product, rates: Rates, *, core: bool = False) -> float
     if not rates.shares.multiprocessors:
         return max(product.flops / rate + epilogue, moved / rates.memory)
     best = min(
-        _tiled(product, tile, split, rate, rates) for tile in _TILES for split in _SPLITS
+        _tiled(product, tile, split, rate, rates)
+        for tile in _TILES
+        for split in _SPLITS
         if split == 1 or k >= 512 * split
     )
     return max(best + epilogue, moved / rates.memory) + rates.shares.kernel_seconds
 
 
-def _tiled(
-    product: Product, tile: tuple[int, int], split: int, rate: float, rates: Rates
-) -> float:
+def _tiled(product: Product, tile: tuple[int, int], split: int, rate: float, rates: Rates) -> float:
     units = rates.shares.multiprocessors
     tile_m, tile_n = tile
     tiles = -(-product.m // tile_m) * -(-product.n // tile_n) * product.batch * split

@@ -85,7 +85,7 @@ def peak_flops(device: Device, precision: str) -> float:
     first, second = FORMATS[precision]
     for number in (first, second, "fp32"):
         if number in device.peak_flops:
-            return device.peak_flops[number]  # type: ignore[index]
+            return device.peak_flops[number]
     return device.peak(first)
 
 
@@ -130,9 +130,12 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, float]:
             bound = 1.0 if key not in _ABSOLUTE else float("inf")
             if not 0 < value <= bound:
                 raise SpecError(
-                    f"--efficiency {part!r}: {number} is no share" if bound == 1.0
+                    f"--efficiency {part!r}: {number} is no share"
+                    if bound == 1.0
                     else f"--efficiency {part!r}: {number} is not above 0",
-                    "give a number above 0 and up to 1" if bound == 1.0 else "give a number above 0",
+                    "give a number above 0 and up to 1"
+                    if bound == 1.0
+                    else "give a number above 0",
                 )
             result[key] = value
     return result
@@ -141,9 +144,7 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, float]:
 _ABSOLUTE = ("multiprocessors", "kernel_seconds", "collective_seconds")
 
 
-def rates_of(
-    device: Device, precision: str, overrides: Mapping[str, float] | None = None
-) -> Rates:
+def rates_of(device: Device, precision: str, overrides: Mapping[str, float] | None = None) -> Rates:
     """Sustained rates of ``device`` at ``precision``; ``overrides`` replace single shares.
 
     Raises ``SpecError`` where the device has no known peak for the precision.

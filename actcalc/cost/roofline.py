@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from actcalc.cost.collective import collective_seconds, group_of
+from actcalc.cost.flops import core_share
 from actcalc.cost.gemm import Product, gemm_seconds
 from actcalc.cost.rates import Rates
-from actcalc.layers.context import Context
+from actcalc.layers.algebra import ONE
 from actcalc.layers.graph import Comm, DType, Graph, Op
 from actcalc.layers.model import ModelGraph
 from actcalc.policy.outcome import layer_outcome
@@ -88,15 +89,6 @@ def beside(compute: float, hidden: float, share: float) -> float:
     return max(hidden, compute + share * min(hidden, compute / (1 - share)))
 
 
-def attended_share(context: Context, windowed: bool) -> float:
-    """Share of the counted score products that a kernel which skips masked tiles does."""
-    if not context.model.causal:
-        return 1.0
-    work = context.workload
-    span = min(work.seq, context.model.window) if windowed and context.model.window else work.seq
-    return 1.0 - span / (2 * work.seq)
-
-
 class Roofline:
     """Times of a model's graphs on a device; each op is timed once."""
 
@@ -105,7 +97,8 @@ class Roofline:
         self.rates = rates
         self._ops: dict[int, tuple[OpTime, ...]] = {}
         self._layers: dict[tuple[int, Policy], LayerTime] = {}
-        self._windowed = {id(run.graph) for run in model.runs if run.kind.window}
+        runs = (*model.runs, *([model.mtp] if model.mtp else []))
+        self._core_share = {id(run.graph): core_share(model, run) for run in runs}
 
     @cached_property
     def _eager_framework(self) -> bool:
@@ -171,7 +164,7 @@ class _Timer:
         self.context = roofline.model.context
         self.sizes: Mapping[str, int] = roofline.model.sizes
         self.eager = roofline._eager_framework
-        self.windowed = id(graph) in roofline._windowed
+        self.core_share = roofline._core_share.get(id(graph), ONE)
         self.readers: dict[str, int] = {}
         for op in graph.ops:
             for name in op.inputs:
@@ -228,14 +221,16 @@ class _Timer:
         local = shape[0] if len(shape) > 2 else 1.0
         flops = float(op.flops.value(self.sizes))
         rows = flops / (2 * inside * outside) / local
-        operand = 1.0 if self.context.workload.precision == "fp8" else float(
-            self.context.act.itemsize
+        operand = (
+            1.0 if self.context.workload.precision == "fp8" else float(self.context.act.itemsize)
         )
         result = float(self.context.act.itemsize)
-        forward = gemm_seconds(
-            Product(rows, outside, inside, local, result, operand), self.rates
-        )
+        forward = gemm_seconds(Product(rows, outside, inside, local, result, operand), self.rates)
         parameters = local * inside * outside
+        biased = any(weight.name.endswith(".bias") for weight in op.weights[1:])
+        if biased and not self.eager and op.name == "qkv":
+            # Its bias is added by a kernel of its own; the others' join the kernel after them.
+            forward += self._moved(2 * rows * outside * result)
         if self.context.autocast:
             # The fp32 weight is cast for each pass: 4 bytes read, 2 written.
             forward += self._moved(6 * parameters)
@@ -243,7 +238,7 @@ class _Timer:
         # Gradients are added into fp32 buffers: 4 bytes read, 4 written per weight
         # (Megatron-Core gradient_accumulation_fusion; autograd's accumulation alike).
         wgrad = gemm_seconds(Product(outside, inside, rows, local, 8.0, operand), self.rates)
-        if any(weight.name.endswith(".bias") for weight in op.weights[1:]):
+        if biased:
             wgrad += self._moved(rows * local * outside * result)
         forward_comm = sum(map(self._comm, op.comm))
         gathers, reduces, exposed = self._backward_comms(op)
@@ -270,7 +265,8 @@ class _Timer:
 
     def _core(self, op: Op) -> OpTime:
         scores = [
-            n for n in (*op.inputs, *op.outputs)
+            n
+            for n in (*op.inputs, *op.outputs)
             if len(self.graph.tensors[n].shape) == 4 and n not in self.graph.shared
         ]
         flops = float(op.flops.value(self.sizes))
@@ -279,15 +275,23 @@ class _Timer:
         comm = sum(map(self._comm, op.comm))
         back_comm = sum(map(self._comm, op.backward_comm))
         if fused:
-            share = attended_share(self.context, self.windowed)
-            forward = max(
-                flops * share / self.rates.attention_forward,
-                self._bytes((*op.inputs, *op.outputs)) / self.rates.memory,
-            ) + self.rates.shares.kernel_seconds
-            backward = max(
-                back * share / self.rates.attention_backward,
-                2 * self._bytes((*op.saves, *op.inputs)) / self.rates.memory,
-            ) + 2 * self.rates.shares.kernel_seconds
+            # Kernels that never form the scores skip the tiles above the diagonal.
+            done = float((op.flops * self.core_share).value(self.sizes))
+            share = done / flops if flops else 1.0
+            forward = (
+                max(
+                    flops * share / self.rates.attention_forward,
+                    self._bytes((*op.inputs, *op.outputs)) / self.rates.memory,
+                )
+                + self.rates.shares.kernel_seconds
+            )
+            backward = (
+                max(
+                    back * share / self.rates.attention_backward,
+                    2 * self._bytes((*op.saves, *op.inputs)) / self.rates.memory,
+                )
+                + 2 * self.rates.shares.kernel_seconds
+            )
             # Keys and values travel while the products of the block before are done.
             return OpTime(
                 op.name, op.kind, op.group, max(forward, comm), 0.0,
@@ -334,8 +338,6 @@ class _Timer:
     def _simple(self, op: Op) -> OpTime:
         forward, kernels = self._forward_bytes(op)
         backward, back_kernels = self._backward_bytes(op)
-        if self.windowed_mask(op):
-            pass
         return OpTime(
             op.name, op.kind, op.group,
             self._moved(forward, kernels) if forward else 0.0,
@@ -345,10 +347,6 @@ class _Timer:
             sum(map(self._comm, op.backward_comm)),
             0.0,
         )  # fmt: skip
-
-    def windowed_mask(self, op: Op) -> bool:
-        """Whether ``op`` applies a window's mask (costs nothing beside the softmax)."""
-        return op.kind == "mask" and self.windowed
 
     def _forward_bytes(self, op: Op) -> tuple[float, float]:
         if op.kind in ("view", "gather"):
@@ -365,7 +363,9 @@ class _Timer:
         if op.kind in ("norm", "softmax", "activation", "router", "rotary"):
             # What an op by op chain makes on its way is written by one kernel, read by the next.
             between = [
-                n for n in self._real(op.outputs) if n not in self.readers and n != self.graph.output
+                n
+                for n in self._real(op.outputs)
+                if n not in self.readers and n != self.graph.output
             ]
             extra = self._bytes(between)
             return inputs + outputs + extra, 1 + 2 * len(between)

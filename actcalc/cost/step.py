@@ -10,20 +10,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from actcalc.cost.collective import bandwidth, collective_seconds, send_seconds
+from actcalc.cost.collective import collective_seconds, send_seconds
 from actcalc.cost.rates import Rates
 from actcalc.cost.roofline import NOTHING, LayerTime, Roofline, beside
+from actcalc.errors import SpecError
 from actcalc.layers.graph import Collective, Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.placement import microbatches, placement
-from actcalc.policy.rules import Policy
+from actcalc.policy.rules import Policy, parse_policy
 from actcalc.policy.stage import StagePolicy
+from actcalc.specs.run import Run
 
-# Bytes an Adam step moves per parameter with fp32 states and 16-bit weights: gradient read 4 for
-# its norm and 4 for the update, master weight and two moments read and written 3 · 8, weight
-# written 2, gradient zeroed 4 (apex FusedAdam; Megatron-Core optimizer/optimizer.py).
-_ADAM_BYTES = 38
-_GRADIENT_BYTES = {0: 4, 1: 4, 2: 4, 3: 4}
+# Bytes an Adam step moves per parameter with fp32 gradients and states and 16-bit weights: norm 4,
+# clipping 4+4, update 4 (gradient) + 3 · 8 (master weight, two moments), weight copied back 4+2,
+# gradient zeroed 4 (apex FusedAdam; Megatron-Core optimizer/optimizer.py, clip_grads.py). fp16 also
+# unscales gradients and looks for infinities, 4+4.
+_ADAM_BYTES = 50
+_UNSCALE_BYTES = 8
+_GRADIENT_BYTES = 4  # replicas reduce fp32 gradients (Megatron accumulate_allreduce_grads_in_fp32)
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,23 @@ class StepTime:
     """Its backward, re-run included."""
 
 
+def policy_of(run: Run, graph: ModelGraph) -> Policy:
+    """The run's one policy (``none`` if it names none); ``SpecError`` if it names several."""
+    names = run.policies or ("none",)
+    if len(names) > 1:
+        raise SpecError(
+            f"a step ran one policy, not {len(names)}: {', '.join(names)}", "give one --policy"
+        )
+    layout = run.layout
+    chunk = max(layout.layers_per_stage or (run.model.layers // (layout.pp * layout.vpp),))
+    boundary = graph.context.kernel("full_input")
+    return parse_policy(
+        names[0],
+        layers=max(1, chunk),
+        full_boundary="replicated" if boundary == "replicated" else "own",
+    )
+
+
 def step_time(
     model: ModelGraph, policy: Policy, roofline: Roofline, *, count: int | None = None
 ) -> StepTime:
@@ -67,7 +88,8 @@ def step_time(
     )
     gradients = _gradients(model, parameters, rates, busiest[1])
     shards = layout.dp * layout.cp if layout.zero else 1
-    moved = _ADAM_BYTES * sum(parameters) / shards
+    half = model.context.workload.precision in ("fp16", "amp-fp16")
+    moved = (_ADAM_BYTES + half * _UNSCALE_BYTES) * sum(parameters) / shards
     optimizer = moved / rates.memory
     return StepTime(
         total=pipeline + gradients + optimizer,
@@ -138,9 +160,7 @@ def _sharded(model: ModelGraph, graph: Graph, time: LayerTime, rates: Rates) -> 
     item = context.act.itemsize
     stride = layout.tp
     gather = collective_seconds(Collective.ALL_GATHER, count * item, replicas, stride, rates)
-    scatter = collective_seconds(
-        Collective.REDUCE_SCATTER, count * item, replicas, stride, rates
-    )
+    scatter = collective_seconds(Collective.REDUCE_SCATTER, count * item, replicas, stride, rates)
     share = rates.shares.communication_multiprocessors
     return LayerTime(
         forward=beside(time.forward, gather, share),
@@ -192,9 +212,7 @@ def _pipeline(
     return run.total_seconds, run.bubble_ratio
 
 
-def _parameters(
-    model: ModelGraph, chunks: tuple[tuple[range, ...], ...]
-) -> tuple[float, float]:
+def _parameters(model: ModelGraph, chunks: tuple[tuple[range, ...], ...]) -> tuple[float, float]:
     """Parameters of the busiest rank: those reduced over all replicas, and routed experts."""
     stages = StagePolicy(model, Policy("none"))
     last = max(chunk.stop for stage in chunks for chunk in stage)
@@ -240,13 +258,11 @@ def _gradients(
         over = max(1, replicas * layout.tp // (layout.ep * (layout.etp or layout.tp)))
         groups.append((experts, over, layout.ep * (layout.etp or layout.tp)))
     for count, size, stride in groups:
-        message = count * _GRADIENT_BYTES[layout.zero]
+        message = count * _GRADIENT_BYTES
         if layout.zero == 0:
             seconds += collective_seconds(Collective.ALL_REDUCE, message, size, stride, rates)
         else:
-            seconds += collective_seconds(
-                Collective.REDUCE_SCATTER, message, size, stride, rates
-            )
+            seconds += collective_seconds(Collective.REDUCE_SCATTER, message, size, stride, rates)
             seconds += collective_seconds(
                 Collective.ALL_GATHER, count * model.context.act.itemsize, size, stride, rates
             )
@@ -255,6 +271,3 @@ def _gradients(
     except Exception:
         hidden = False
     return max(0.0, seconds - backward) if hidden else seconds
-
-
-__all__ = ["StepTime", "bandwidth", "step_time"]

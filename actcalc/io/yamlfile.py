@@ -37,7 +37,8 @@ def read_text(path: Path, limit: int = MAX_BYTES) -> str:
         raise SpecError(f"{path} is a directory", "name a file, or a folder with a config.json")
     try:
         if not path.is_file():
-            raise SpecError(f"{path}: no such file", "check the path")
+            what = "not a regular file" if path.exists() else "no such file"
+            raise SpecError(f"{path}: {what}", "check the path")
         with path.open("rb") as stream:
             data = stream.read(limit + 1)
     except OSError as error:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -316,7 +317,10 @@ def fake_cuda() -> Iterator[FakeCuda]:
     def attention(*args: Any, **kwargs: Any) -> Any:
         return _attention(trace.attention_kernels, *args, **kwargs)
 
+    log = logging.getLogger("torch._subclasses.fake_tensor")
     with contextlib.ExitStack() as stack:
+        # It logs, with a traceback, what it then raises.
+        stack.enter_context(patched((log, "disabled", True)))
         # The registrations replace nothing that fake tensors could otherwise reach, and the
         # warning says only that they replace something.
         stack.enter_context(warnings.catch_warnings())

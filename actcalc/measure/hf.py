@@ -13,7 +13,7 @@ from actcalc.measure.fake_cuda import DEVICE, fake_cuda, patched, require_torch
 from actcalc.measure.notes import notes_on
 from actcalc.measure.record import layer_stacks
 from actcalc.measure.results import Dtype, Measured
-from actcalc.measure.run import summarise, traced_step
+from actcalc.measure.run import first_line, summarise, traced_step, without_data
 
 Attention = Literal["sdpa", "eager"]
 
@@ -100,7 +100,7 @@ def build_config(source: Mapping[str, Any] | str | Path) -> Any:
         known = model_type in transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES
         raise SpecError(
             f"transformers {transformers.__version__} cannot read this {model_type} "
-            f"configuration: {error}"
+            f"configuration: {first_line(error)}"
             if known
             else f"transformers {transformers.__version__} does not know model_type {model_type!r}",
             hint="check the configuration's fields" if known else "upgrade transformers",
@@ -114,7 +114,7 @@ def shorten(config: Any, layers: int) -> None:
     Raises:
         SpecError: it states no number of layers.
     """
-    text = config.get_text_config()
+    text = _text_config(config)
     if not isinstance(getattr(text, "num_hidden_layers", None), int):
         raise SpecError(
             f"this {config.model_type} configuration states no number of layers to change",
@@ -124,7 +124,28 @@ def shorten(config: Any, layers: int) -> None:
     for name, value in list(vars(text).items()):
         if isinstance(value, list) and len(value) == before and layers < before:
             setattr(text, name, value[:layers])
-    text.num_hidden_layers = layers
+    try:
+        text.num_hidden_layers = layers
+    except NotImplementedError as error:
+        raise SpecError(
+            f"the number of layers of a {config.model_type} model is not one number: {error}",
+            hint="leave --layers out, or change the configuration",
+        ) from error
+
+
+def _text_config(config: Any) -> Any:
+    """Return ``config.get_text_config()``.
+
+    Raises:
+        SpecError: the configuration holds several text models.
+    """
+    try:
+        return config.get_text_config()
+    except ValueError as error:
+        raise SpecError(
+            f"this {config.model_type} configuration holds several text models",
+            hint="give the configuration of one of them",
+        ) from error
 
 
 def text_part(config: Any) -> Any:
@@ -132,7 +153,7 @@ def text_part(config: Any) -> Any:
 
     Without images only the text model runs.
     """
-    text = config.get_text_config()
+    text = _text_config(config)
     if isinstance(text, Mapping):  # a nested configuration that its type does not know
         return build_config(text)
     return config if getattr(config, "is_encoder_decoder", False) else text
@@ -210,7 +231,8 @@ def build_model(
         SpecError: the class refuses the configuration or the attention implementation.
     """
     try:
-        with contextlib.nullcontext() if initialise else _without_initialisation():
+        filling = contextlib.nullcontext() if initialise else _without_initialisation()
+        with without_data(cls.__name__), filling:
             model = cls._from_config(config, dtype=dtype, attn_implementation=attention)
             model.tie_weights()
         model.train()
@@ -220,8 +242,10 @@ def build_model(
         raise
     except Exception as error:  # whatever a model's own code raises on a bad configuration
         raise SpecError(
-            f"transformers cannot build {cls.__name__} with attention {attention!r}: {error}",
-            hint="check the configuration, or try --attention eager",
+            f"transformers cannot build {cls.__name__}: {first_line(error)}",
+            hint="try --attention eager"
+            if attention == "sdpa"
+            else "check the configuration's fields",
         ) from error
     return model
 
@@ -244,7 +268,12 @@ def example_batch(
     """
     torch = require_torch()
     if model.main_input_name == "pixel_values":
-        size = config.image_size
+        size = getattr(config, "image_size", None)
+        if size is None:
+            raise SpecError(
+                f"this {config.model_type} configuration states no image_size",
+                hint='add one, for example "image_size": 224',
+            )
         height, width = size if isinstance(size, list | tuple) else (size, size)
         channels = getattr(config, "num_channels", 3)
         return {

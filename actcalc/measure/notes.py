@@ -19,7 +19,7 @@ def notes_on(module: Any) -> tuple[str, ...]:
         notes.append(
             "Recurrent layers: on a GPU cuDNN keeps one packed buffer instead of these tensors."
         )
-    if any(map(_is_depthwise, module.modules())):
+    if any(map(_is_causal_conv, module.modules())):
         notes.append(
             "State-space or linear-attention layers: measured as written in PyTorch; the fused "
             "kernels of mamba-ssm, causal-conv1d or fla keep other tensors."
@@ -27,7 +27,11 @@ def notes_on(module: Any) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _is_depthwise(module: Any) -> bool:
-    """Say whether a module is the short convolution that such layers begin with."""
+def _is_causal_conv(module: Any) -> bool:
+    """Say whether a module is the short causal convolution that such layers begin with."""
     torch = require_torch()
-    return isinstance(module, torch.nn.Conv1d) and 1 < module.groups == module.in_channels
+    return (
+        isinstance(module, torch.nn.Conv1d)
+        and 1 < module.groups == module.in_channels
+        and module.padding == (module.kernel_size[0] - 1,)
+    )

@@ -7,6 +7,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from actcalc.errors import SpecError
@@ -70,12 +71,10 @@ def storages(tensors: Sequence[Any]) -> set[int]:
 
 
 @contextlib.contextmanager
-def failing_as_spec_error(
-    what: str, *, passing: tuple[type[Exception], ...] = ()
-) -> Iterator[None]:
-    """Turn whatever code that is not ours raises into one line that says where.
+def without_data(what: str) -> Iterator[None]:
+    """Turn PyTorch's complaints about tensors that hold no data into one line each.
 
-    ``what`` names that code; exceptions in ``passing`` and our own go through unchanged.
+    ``what`` names the code that runs in the block.
     """
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
@@ -83,11 +82,8 @@ def failing_as_spec_error(
         UnsupportedOperatorException,
     )
 
-    unchanged: tuple[type[Exception], ...] = (SpecError, *passing)
     try:
         yield
-    except unchanged:
-        raise
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise SpecError(
             f"{what} reads a tensor's values while it runs ({error.func}): "
@@ -99,12 +95,36 @@ def failing_as_spec_error(
             f"{what} calls an operator that has no fake kernel: {error.func}",
             hint="register one with torch.library.register_fake, or measure with --device cuda",
         ) from error
+
+
+def first_line(error: Exception) -> str:
+    """Return an exception's type and the first line of its message that says something."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0].strip() if lines else 'no message'}"
+
+
+@contextlib.contextmanager
+def failing_as_spec_error(
+    what: str, *, passing: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
+    """Turn whatever code that is not ours raises into one line that says where.
+
+    ``what`` names that code; exceptions in ``passing`` and our own go through unchanged.
+    """
+    unchanged: tuple[type[Exception], ...] = (SpecError, *passing)
+    try:
+        with without_data(what):
+            yield
+    except unchanged:
+        raise
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        first = str(error).strip().splitlines()[:1]
+        passed_through = (str(Path(require_torch().__file__).parent), str(Path(__file__).parent))
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if not frame.filename.startswith(passed_through)]
+        where = (own or frames)[-1]
         raise SpecError(
-            f"{what} failed with {type(error).__name__}: {first[0] if first else 'no message'}",
-            hint=f"see {frame.filename}:{frame.lineno}",
+            f"{what} failed with {first_line(error)}",
+            hint=f"see {where.filename}:{where.lineno}",
         ) from error
 
 

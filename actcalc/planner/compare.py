@@ -8,10 +8,9 @@ from typing import Any, ClassVar
 
 from actcalc.cost.flops import (
     forward_flops,
+    hardware_flops,
     layers_forward_flops,
     model_flops,
-    paper_model_flops,
-    paper_selective_flops,
 )
 from actcalc.layers.context import whole
 from actcalc.layers.graph import Graph, size_of
@@ -70,6 +69,16 @@ class PolicyFigure:
     """The same for each kind of layer."""
     note: str = ""
     """Why the policy changes nothing, or what to mind."""
+    layer_forward_seconds: float | None = None
+    """With a device: one layer's forward, one micro-batch, one rank."""
+    layer_backward_seconds: float | None = None
+    """With a device: its backward, re-run included."""
+    step_seconds: float | None = None
+    """With a device: one optimizer step."""
+    slowdown_ratio: float | None = None
+    """With a device: step time over that of ``none``, less one."""
+    tokens_per_second_per_gpu: float | None = None
+    """With a device: tokens per second of one GPU."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -139,7 +148,23 @@ class Comparison(Result):
     notes: tuple[str, ...]
     """Choices made on the way that the reader should know."""
 
+    def document(self) -> dict[str, Any]:
+        """The result as plain data; times only where a device was named."""
+        data = super().document()
+        if self.device is None:
+            for policy in data["policies"]:
+                for key in TIMES:
+                    del policy[key]
+        return data
 
+
+TIMES = (
+    "layer_forward_seconds",
+    "layer_backward_seconds",
+    "step_seconds",
+    "slowdown_ratio",
+    "tokens_per_second_per_gpu",
+)
 DEFAULT_POLICIES = ("none", "selective", "full", "full-sharded", "ffn", "attention", "norm", "sqrt")
 
 
@@ -175,6 +200,8 @@ def _compare(run: Run, graph: ModelGraph) -> Comparison:
     base = StagePolicy(graph, NONE)
     stored_none = base.stored_bytes(chunks, counts)
     figures = tuple(_figure(run, graph, policy, chunks, counts, stored_none) for policy in policies)
+    if run.device:
+        figures = _with_times(run, graph, policies, figures)
     layers = sum(len(chunk) for chunk in chunks)
     in_flight = _in_flight(chunks, counts)
     return Comparison(
@@ -194,6 +221,18 @@ def _compare(run: Run, graph: ModelGraph) -> Comparison:
         advice=_advice(figures, graph),
         notes=_notes(run, graph, figures),
     )
+
+
+def _with_times(
+    run: Run, graph: ModelGraph, policies: Sequence[Policy], figures: Sequence[PolicyFigure]
+) -> tuple[PolicyFigure, ...]:
+    """The figures with what each policy costs in time on the run's device."""
+    from dataclasses import replace
+
+    from actcalc.planner.timing import time_policies
+
+    times = time_policies(run, graph, main_run(graph).graph, policies)
+    return tuple(replace(figure, **vars(time)) for figure, time in zip(figures, times, strict=True))
 
 
 def parse_for(name: str, graph: ModelGraph, layers: int) -> Policy:
@@ -224,7 +263,7 @@ def _figure(
     transient = stage.transient_bytes(chunks)
     rerun = stage.rerun_flops(range(run.model.layers), whole(dict(graph.sizes)))
     useful = model_flops(graph)
-    convention, ratio = _hardware_ratio(run, graph, policy, rerun, useful)
+    hardware = hardware_flops(graph, policy)
     main = main_run(graph)
     outcome = stage.outcome(main.graph)
     per_layer = stage.layer_bytes(main.graph).stored
@@ -243,8 +282,8 @@ def _figure(
         recompute_flops=rerun,
         recompute_forward_ratio=rerun / layers_forward_flops(graph),
         recompute_flops_per_model_flops_ratio=rerun / useful,
-        hardware_flops_per_model_flops_ratio=ratio,
-        hardware_flops_convention=convention,
+        hardware_flops_per_model_flops_ratio=hardware.flops / useful,
+        hardware_flops_convention=hardware.convention,
         layers=tuple(
             LayerFigure(
                 kind=kind.kind.label,
@@ -256,22 +295,6 @@ def _figure(
         ),
         note=_note(graph, policy, stage, stored, stored_none),
     )
-
-
-def _hardware_ratio(
-    run: Run, graph: ModelGraph, policy: Policy, rerun: int, useful: int
-) -> tuple[str, float]:
-    """Hardware over model FLOPs: the paper's own equation where the paper profile applies it."""
-    published = (
-        run.framework.name == "paper"
-        and policy.modules == ("core_attn",)
-        and run.workload.attention == "eager"
-        and paper_model_flops(run.model, run.workload.seq, run.workload.micro_batch) == useful
-    )
-    if not published:
-        return "ops", 1 + rerun / useful
-    seq, batch = run.workload.seq, run.workload.micro_batch
-    return "paper", float(paper_selective_flops(run.model, seq, batch) / useful)
 
 
 def _note(
@@ -365,6 +388,11 @@ def _notes(run: Run, graph: ModelGraph, figures: Sequence[PolicyFigure]) -> tupl
         notes.append(
             f"The multi-token-prediction layer adds {extra:,} parameters; it is counted in FLOPs "
             "and in memory, not in the parameters above or the layers below."
+        )
+    if run.workload.precision == "fp8":
+        notes.append(
+            "fp8 quantises matrix products' inputs on the fly; saved activations are counted in "
+            "their 16-bit form here."
         )
     notes += idle_settings(run, one_layer=False)
     for figure in figures:

@@ -68,12 +68,13 @@ def _size(expr: Expr, graph: ModelGraph) -> str:
 def _coefficient(run: Run, graph: ModelGraph) -> Body:
     layer = _main(graph)
     lines = ["What one layer keeps for backward, by the op that saves it:"]
-    for group in dict.fromkeys(layer.savers[name][0].group for name in layer.saved):
-        names = [name for name in layer.saved if layer.savers[name][0].group == group]
+    own = [name for name in layer.saved if name not in layer.shared]
+    for group in dict.fromkeys(layer.savers[name][0].group for name in own):
+        names = [name for name in own if layer.savers[name][0].group == group]
         parts = "  ".join(f"{layer.tensors[n].bytes.formula()} ({_words(n)})" for n in names)
         lines.append(f"{group}: {parts}")
         lines.append(f"    = {_size(layer.bytes_of(names), graph)}")
-    lines.append(f"all: {_size(layer.bytes_of(layer.saved), graph)}")
+    lines.append(f"all: {_size(layer.bytes_of(own), graph)}")
     lines.append("16-bit tensors weigh 2 bytes per element, dropout masks 1.")
     if run.framework.name == "paper":
         lines.append(

@@ -51,8 +51,50 @@ def compare_sheets(result: Comparison, units: str) -> list[Sheet]:
             above=_inputs(result),
             below=(*_optimum(result, units), result.advice),
             notes=(*notes, *result.notes),
-        )
+        ),
+        *([_times(result)] if result.device else []),
     ]
+
+
+def _times(result: Comparison) -> Sheet:
+    """What each policy costs in time on the device."""
+    policies = result.policies
+    device = result.device or {}
+    known = [p for p in policies if p.step_seconds is not None]
+    fastest = min(known, key=lambda p: p.step_seconds or 0.0) if known else None
+    below = []
+    if fastest and len(known) > 1:
+        below.append(
+            f"Fastest: {fastest.policy}, {digits(fastest.step_seconds or 0.0)} s per step."
+        )
+    return Sheet(
+        title=f"time on {device.get('name')}, predicted by a roofline per op",
+        columns=(
+            Column("policy", "policy", align="left"),
+            Column("layer_forward_seconds", "layer fwd\nms", lambda v: digits(1e3 * v)),
+            Column("layer_backward_seconds", "layer bwd\nms", lambda v: digits(1e3 * v)),
+            Column("step_seconds", "step\ns", digits),
+            share_column("slowdown_ratio", "slower\n "),
+            Column("tokens_per_second_per_gpu", "tokens/s\nper GPU", lambda v: f"{v:,.0f}"),
+        ),
+        rows=tuple(
+            Row(
+                (
+                    p.policy,
+                    p.layer_forward_seconds,
+                    p.layer_backward_seconds,
+                    p.step_seconds,
+                    p.slowdown_ratio,
+                    p.tokens_per_second_per_gpu,
+                )
+            )
+            for p in policies
+        ),
+        below=tuple(below),
+        notes=(
+            "A layer is timed for one micro-batch on one rank; its backward includes the re-run.",
+        ),
+    )
 
 
 def run_lines(

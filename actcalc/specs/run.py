@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, shorten
 from actcalc.io import presets
 from actcalc.specs.base import Spec
 from actcalc.specs.check import check
@@ -57,6 +57,8 @@ def source(text: str) -> Source:
 
     Raises ``SpecError`` with a did-you-mean when it names nothing.
     """
+    if not text.strip():
+        raise SpecError("the model's name is empty", "name a preset, a run file or a config.json")
     if presets.exists("models", text):
         return _model_preset(text)
     if presets.exists("runs", text):
@@ -72,7 +74,7 @@ def source(text: str) -> Source:
         raise SpecError(f"{text}: no such file", "check the path")
     hint = presets.suggestion(text, (*presets.names("models"), *presets.names("runs")))
     raise SpecError(
-        f"unknown model {text!r}: not a preset, and no such file",
+        f"unknown model {shorten(text)}: not a preset, and no such file",
         hint or "`actcalc presets list` lists the presets",
     )
 
@@ -257,7 +259,7 @@ def resolve(
     work = build(Workload, step, "workload", vetted=vetted)
     check(spec, plan, work)
     profile = load_framework(framework or origin.framework or default_framework(origin, plan))
-    _check_profile(profile, plan)
+    _check_profile(profile, plan, work)
     name = device or origin.device
     return Run(
         model=spec,
@@ -270,9 +272,15 @@ def resolve(
     )
 
 
-def _check_profile(profile: Framework, layout: Layout) -> None:
+def _check_profile(profile: Framework, layout: Layout, workload: Workload) -> None:
     """Refuse degrees that the profile's layers do not know."""
     if profile.kernels.get("layer") != "hub":
+        if workload.precision.startswith("amp"):
+            raise SpecError(
+                f"precision {workload.precision} is autocast, which the {profile.name} profile "
+                "does not know",
+                "use --precision bf16, or --framework transformers",
+            )
         return
     split = [n for n in ("tp", "pp", "cp", "ep") if getattr(layout, n) > 1]
     if split:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, shorten
 from actcalc.specs.base import Spec
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ def build(kind: type[S], fields: Mapping[str, Any], what: str, *, vetted: bool =
 def _explain(kind: type[Spec], error: ValidationError, what: str) -> SpecError:
     first = error.errors(include_url=False)[0]
     path = ".".join(str(part) for part in first["loc"])
-    value = first.get("input")
-    shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
-    if first["type"] == "extra_forbidden":
+    shown = shorten(first.get("input"))
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        kind = _inside(kind, first["loc"][:-1])
         import difflib
 
         close = difflib.get_close_matches(str(first["loc"][-1]), kind.field_names(), n=1)
@@ -52,6 +52,15 @@ def _explain(kind: type[Spec], error: ValidationError, what: str) -> SpecError:
     return SpecError(f"{what}: {path} is {shown}: {plain}", _remedy(first))
 
 
+def _inside(kind: type[Spec], path: Sequence[Any]) -> type[Spec]:
+    """The nested spec that ``path`` leads to, or ``kind`` itself."""
+    from actcalc.specs.kernels import KernelOptions
+    from actcalc.specs.model import Mla, Moe
+
+    nested: dict[Any, type[Spec]] = {"moe": Moe, "mla": Mla, "kernels": KernelOptions}
+    return nested.get(path[-1], kind) if path else kind
+
+
 def _remedy(first: Mapping[str, Any]) -> str:
     context = first.get("ctx") or {}
     if "expected" in context:
@@ -64,4 +73,8 @@ def _remedy(first: Mapping[str, Any]) -> str:
     ):
         if bound in context:
             return f"use a value of {word} {context[bound]}"
+    wanted = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+    for word, noun in wanted.items():
+        if str(first["type"]).startswith(word):
+            return f"give {noun}"
     return "correct the value"

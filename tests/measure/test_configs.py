@@ -28,6 +28,12 @@ LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "voca
         (LLAMA, {"layers": 0}, "layers is 0"),
         (LLAMA, {"cls": "LlamaForEverything"}, "no class 'LlamaForEverything'"),
         ({"model_type": "bloom", "n_layer": 2}, {"attention": "sdpa"}, "does not support"),
+        ({"model_type": "convnext"}, {}, "reads a tensor's values"),
+        ({"model_type": "funnel"}, {"layers": 2}, "not one number"),
+        ({"model_type": "musicgen"}, {}, "several text models"),
+        ({"model_type": "segformer"}, {}, "no image_size"),
+        ({"model_type": "resnet"}, {"layers": 2}, "no number of layers"),
+        ({"model_type": "xlnet", "n_layer": 2}, {}, "XLNetLMHeadModel failed with RuntimeError"),
         ("no/such/folder", {}, "cannot read no/such/folder"),
     ],
 )
@@ -35,6 +41,7 @@ def test_refused(config, options, message):
     with pytest.raises(SpecError, match=message) as caught:
         measure_transformers(config, **{"seq": 16, **options})
     assert caught.value.hint
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "3"])

@@ -208,6 +208,21 @@ def test_bad_factory(tmp_path, source, reference, message):
     assert caught.value.hint
 
 
+def test_the_hint_points_into_the_users_file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import torch\n"
+        "class M(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x @ x\n"
+        "def factory(): return M(), torch.zeros(2, 5)",
+        encoding="utf-8",
+    )
+    with pytest.raises(SpecError) as caught:
+        measure_module(f"{path}:factory")
+    assert caught.value.hint == f"see {path}:4"
+
+
 def test_missing_file():
     with pytest.raises(SpecError, match="no file"):
         load_factory("nowhere.py:factory")

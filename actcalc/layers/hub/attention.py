@@ -22,15 +22,32 @@ def attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> st
     """Append self-attention of ``source``; return the branch, before dropout and residual."""
     model = ctx.model
     q, k, v = project(g, ctx, source)
-    q, k = normed(g, ctx, q, k)
+    if kind.rotary or model.position != "rotary" or ctx.kernel("nope") == "plain":
+        q, k = normed(g, ctx, q, k)
+    else:
+        q = _scaled(g, ctx, q)
     if kind.rotary:
-        q, k = rotate(g, ctx, q, k)
+        q, k = rotate(g, ctx, kind, q, k)
     core = Core(
         q, k, v, kind,
         causal=model.causal, keys=ctx.s, query_width=model.head_dim, value_width=model.head_dim,
+        bias="alibi" if model.position == "alibi" else "",
     )  # fmt: skip
     context = attend(g, ctx, core)
     return close(g, ctx, context)
+
+
+def _scaled(g: GraphBuilder, ctx: Context, q: Heads) -> Heads:
+    """Append the scaling of queries by position in layers without rotary position.
+
+    Those layers have no norm of queries and keys either (Llama4TextAttention); the fp32 scales
+    are kept.
+    """
+    scales = g.tensor("q_scales", (ONE, ctx.s), DType.FP32)
+    out = replace(q, storage="q", sliced=False)
+    g.tensor("q", out.shape(ctx), g.dtype(q.storage))
+    g.op("q_scale", "multiply", GROUP, [q.storage], ["q", scales], saves=[scales], modules=MODULE)
+    return out
 
 
 def close(g: GraphBuilder, ctx: Context, context: str) -> str:
@@ -46,6 +63,8 @@ def project(g: GraphBuilder, ctx: Context, source: str) -> Triple:
     model = ctx.model
     if ctx.kernel("qkv") == "falcon":
         return _falcon(g, ctx, source)
+    if ctx.kernel("qkv") == "copied":
+        return _copied(g, ctx, source)
     if model.clip_qkv:
         raise SpecError(
             f"clamped queries, keys and values of {model.name} are not modelled",
@@ -69,6 +88,19 @@ def project(g: GraphBuilder, ctx: Context, source: str) -> Triple:
     q = Heads(names[0], symbol("a"), model.heads, ctx.d, sliced=model.packed_qkv)
     kv = replace(q, heads=ctx.kv_heads, count=model.kv_heads)
     return q, replace(kv, storage=names[1]), replace(kv, storage=names[2])
+
+
+def _copied(g: GraphBuilder, ctx: Context, source: str) -> Triple:
+    """Append a packed projection whose parts are interleaved so that each is copied (CodeGen)."""
+    storage = linear(
+        g, ctx, "qkv", GROUP, source,
+        inside=ctx.h, outside=ctx.q_width * 3, bias=ctx.model.qkv_bias, modules=MODULE,
+    )  # fmt: skip
+    whole = Heads(storage, symbol("a"), ctx.model.heads, ctx.d)
+    parts = [replace(whole, storage=f"{part}_split") for part in ("q", "k", "v")]
+    names = [g.tensor(part.storage, part.shape(ctx), ctx.act) for part in parts]
+    g.op("split_heads", "copy", GROUP, [storage], names, modules=MODULE)
+    return parts[0], parts[1], parts[2]
 
 
 def _falcon(g: GraphBuilder, ctx: Context, source: str) -> Triple:
@@ -119,5 +151,6 @@ def _normed(g: GraphBuilder, ctx: Context, x: Heads, name: str) -> Heads:
         out = norm(
             g, ctx, f"{name}_norm", x.storage, shape=shape, weight=weight, modules=MODULE,
             kind="unweighted" if kind == "unweighted" else "",
+            bias=False if kind == "heads" else None,
         )  # fmt: skip
     return replace(x, storage=out, sliced=False)

@@ -8,8 +8,17 @@ from typing import Literal
 from actcalc.errors import SpecError
 from actcalc.layers.algebra import ONE, Expr
 from actcalc.layers.context import Context
-from actcalc.layers.graph import DType, GraphBuilder
-from actcalc.layers.hub.heads import CORE, GROUP, Heads, copied, in_act, merged, repeated
+from actcalc.layers.graph import DType, GraphBuilder, Weight
+from actcalc.layers.hub.heads import (
+    CORE,
+    GROUP,
+    Heads,
+    copied,
+    in_act,
+    in_type,
+    merged,
+    repeated,
+)
 from actcalc.layers.linear import dropout
 from actcalc.specs import LayerKind
 
@@ -24,7 +33,7 @@ _FLASH_WIDEST = 256
 class Core:
     """What an attention core reads, and which keys a query sees.
 
-    ``bias`` names an additive score bias that every layer has anyway (relative positions, ALiBi).
+    ``bias`` names an additive score bias for positions (ALiBi), the same for all layers.
     """
 
     q: Heads
@@ -57,7 +66,8 @@ def _short_window(ctx: Context, x: Core) -> bool:
 
 def needs_mask(ctx: Context, x: Core) -> bool:
     """Whether scaled_dot_product_attention gets a mask (masking_utils.py, ``sdpa_mask``)."""
-    return ctx.workload.padding_mask or _short_window(ctx, x) or bool(x.bias)
+    always = ctx.kernel("sdpa_mask") == "always"
+    return always or ctx.workload.padding_mask or _short_window(ctx, x) or bool(x.bias)
 
 
 def choose(ctx: Context, x: Core, *, masked: bool, grouped: bool) -> Kernel:
@@ -101,7 +111,8 @@ def additive_mask(g: GraphBuilder, ctx: Context, x: Core) -> list[str]:
     if not (x.causal or ctx.workload.padding_mask or _short_window(ctx, x)):
         return []
     name = "attention_mask" if x.kind.attention == "full" else f"{x.kind.attention}_mask"
-    return [g.shared(name, (ctx.b, 1, ctx.s, x.keys), ctx.residual)]
+    dtype = DType.BOOL if ctx.kernel("mask") == "fill" else ctx.residual
+    return [g.shared(name, (ctx.b, 1, ctx.s, x.keys), dtype)]
 
 
 def eager(g: GraphBuilder, ctx: Context, x: Core) -> str:
@@ -111,20 +122,24 @@ def eager(g: GraphBuilder, ctx: Context, x: Core) -> str:
     scores (``input``; autocast runs it in fp32 all the same). It keeps its result, the product
     its operand.
     """
-    q = merged(g, ctx, in_act(g, ctx, x.q, "q"), "q")
-    k = in_act(g, ctx, repeated(g, ctx, x.k, x.q, "k"), "k")
-    v = in_act(g, ctx, repeated(g, ctx, x.v, x.q, "v"), "v")
-    k, v = merged(g, ctx, k, "k"), merged(g, ctx, v, "v")
+    k, v = repeated(g, ctx, x.k, x.q, "k"), repeated(g, ctx, x.v, x.q, "v")
+    v = merged(g, ctx, in_act(g, ctx, v, "v"), "v")
+    wide = ctx.kernel("scores") == "fp32" and not ctx.autocast
+    operand = DType.FP32 if wide else ctx.act
+    q = merged(g, ctx, in_type(g, ctx, x.q, "q", operand), "q")
+    k = merged(g, ctx, in_type(g, ctx, k, "k", operand), "k")
     shape = _scores(ctx, x)
-    scores = g.tensor("scores", shape, ctx.act)
+    scores = g.tensor("scores", shape, operand)
     pair = list(dict.fromkeys([q.storage, k.storage]))
     g.op("qk", "core", GROUP, pair, [scores], saves=pair, flops=_qk_flops(ctx, x), modules=CORE)
     if ctx.model.attention_softcap:
-        capped = g.tensor("scores_capped", shape, ctx.act)
+        capped = g.tensor("scores_capped", shape, g.dtype(scores))
         g.op("softcap", "activation", GROUP, [scores], [capped], saves=[capped], modules=CORE)
         scores = capped
-    masks = additive_mask(g, ctx, x)
-    probs = softmax(g, ctx, scores, shape, masks, x.bias)
+    if ctx.model.attention_sinks:
+        probs = _sink_softmax(g, ctx, x, scores)
+    else:
+        probs = softmax(g, ctx, scores, shape, additive_mask(g, ctx, x))
     if ctx.attention_dropout:
         probs = dropout(g, "softmax_dropout", GROUP, probs, modules=CORE)
     return weighted(g, ctx, x, probs, v)
@@ -136,18 +151,37 @@ def softmax(
     scores: str,
     shape: tuple[Expr, ...],
     masks: list[str],
-    bias: str,
 ) -> str:
-    """Append mask, bias and softmax of the scores; return the probabilities."""
-    inputs = [scores, *masks, *([bias] if bias else [])]
+    """Append mask and softmax of the scores; return the probabilities.
+
+    Adding a mask keeps nothing; filling with one keeps it (kernel ``mask: fill``).
+    """
+    inputs = [scores, *masks]
+    filled = masks if ctx.kernel("mask") == "fill" else []
     wide = ctx.kernel("softmax") == "fp32"
     kept = DType.FP32 if wide or ctx.autocast else ctx.act
     probs = g.tensor("probs", shape, kept)
-    g.op("softmax", "softmax", GROUP, inputs, [probs], saves=[probs], modules=CORE)
+    g.op("softmax", "softmax", GROUP, inputs, [probs], saves=[*filled, probs], modules=CORE)
     if wide and ctx.act is not DType.FP32:
         cast = g.tensor("probs_cast", shape, ctx.act)
         g.op("softmax_cast", "copy", GROUP, [probs], [cast], modules=CORE)
         return cast
+    return probs
+
+
+def _sink_softmax(g: GraphBuilder, ctx: Context, x: Core, scores: str) -> str:
+    """Append the softmax over keys and a learned sink per head (modeling_gpt_oss.py).
+
+    The row maximum keeps its index, the softmax its result, of which a view drops the sink.
+    """
+    shape = (ctx.b, x.q.heads, ctx.s, x.keys + 1)
+    dtype = DType.FP32 if ctx.autocast else ctx.act
+    probs = g.tensor("probs", shape, dtype)
+    highest = g.tensor("row_maximum_index", (ctx.b, x.q.heads, ctx.s, ONE), DType.INT64)
+    g.op(
+        "softmax", "softmax", GROUP, [scores, *additive_mask(g, ctx, x)], [probs, highest],
+        saves=[highest, probs], weights=[Weight("sinks", (x.q.heads,))], modules=CORE,
+    )  # fmt: skip
     return probs
 
 
@@ -243,9 +277,7 @@ def _efficient(g: GraphBuilder, ctx: Context, x: Core, *, masked: bool) -> str:
     inputs = list(dict.fromkeys([x.q.storage, x.k.storage, x.v.storage]))
     kept = list(inputs)
     if masked:
-        inputs.append(boolean_mask(g, ctx, x))
-        bias = g.tensor("attention_bias", _bias_shape(ctx, x), ctx.act)
-        made.append(bias)
+        made += _bias(g, ctx, x, inputs, kept)
     flops = _qk_flops(ctx, x) + _pv_flops(ctx, x)
     out = g.tensor("context", (ctx.b, ctx.s, x.q.heads * x.v.width), ctx.act)
     g.op(
@@ -262,9 +294,23 @@ def boolean_mask(g: GraphBuilder, ctx: Context, x: Core) -> str:
     return g.shared(name, (batch, 1, ctx.s, x.keys), DType.BOOL)
 
 
-def _bias_shape(ctx: Context, x: Core) -> tuple[Expr, ...]:
+def _bias(
+    g: GraphBuilder, ctx: Context, x: Core, inputs: list[str], kept: list[str]
+) -> list[str]:
+    """Add the kernel's additive bias to what it reads and keeps; return what it makes for that.
+
+    The bias of positions is one float tensor for all layers, padding and all; a boolean mask is
+    turned into a float one in each. Rows are padded, by a copy, to a multiple of 16.
+    """
     missing = -ctx.workload.seq % _BIAS_MULTIPLE
-    return (ctx.b, ONE, ctx.s, x.keys + missing)
+    if x.bias and not missing:
+        shape = (ctx.b, x.q.heads, ctx.s, x.keys)
+        inputs.append(g.shared(x.bias, shape, ctx.act))
+        kept.append(x.bias)
+        return []
+    inputs.append(boolean_mask(g, ctx, x))
+    heads = x.q.heads if x.bias else ONE
+    return [g.tensor("attention_bias", (ctx.b, heads, ctx.s, x.keys + missing), ctx.act)]
 
 
 def _math(g: GraphBuilder, ctx: Context, x: Core, *, masked: bool) -> str:

@@ -30,33 +30,51 @@ def embedding_graph(ctx: Context) -> Graph:
         out = norm(g, ctx, "embedding_norm", out, group="embedding", modules=())
     if ctx.embedding_dropout:
         out = dropout(g, "embedding_dropout", "embedding", out)
+    if _narrow(ctx) and _projects_last(ctx):
+        out = linear(
+            g, ctx, "embedding_projection", "embedding", out,
+            inside=_table_width(ctx), outside=ctx.h, bias=True,
+        )  # fmt: skip
     return g.build(first, out)
 
 
-_POSITION_ROWS = {"one": lambda ctx: ONE, "batch": lambda ctx: ctx.b}
+def _narrow(ctx: Context) -> bool:
+    """Whether the token table is narrower than the residual stream."""
+    return ctx.model.embedding_dim not in (0, ctx.model.hidden)
+
+
+def _table_width(ctx: Context) -> Expr:
+    return ONE * ctx.model.embedding_dim if _narrow(ctx) else ctx.h
+
+
+def _projects_last(ctx: Context) -> bool:
+    """Whether positions, norm and dropout work on the narrow embedding (ELECTRA)."""
+    return ctx.kernel("embedding_projection") == "after_norm"
 
 
 def _look_up(g: GraphBuilder, ctx: Context) -> tuple[str, str]:
     model = ctx.model
     ids = g.tensor("token_ids", (ctx.b, ctx.s), DType.INT64)
-    width = ctx.h if model.embedding_dim in (0, model.hidden) else ONE * model.embedding_dim
+    width = _table_width(ctx)
+    inner = width if _projects_last(ctx) else ctx.h
     weights = [Weight("token_embedding", (symbol("v"), width), scope=EMBEDDING_SCOPE)]
     made, saves = [], []
     rows = {"buffer": None, "one": ONE, "batch": ctx.b}[ctx.kernel("position_ids")]
     if model.max_positions:
-        weights.append(Weight("position_embedding", (symbol("o"), ctx.h), scope="positions"))
+        weights.append(Weight("position_embedding", (symbol("o"), inner), scope="positions"))
         if rows is not None:
             made.append(g.tensor("position_ids", (rows, ctx.s), DType.INT64))
     if model.token_types:
-        segments = (ONE * model.token_types, ctx.h)
+        segments = (ONE * model.token_types, inner)
         weights.append(Weight("token_type_embedding", segments, scope="token_types"))
-        made.append(g.tensor("token_type_ids", (ONE, ctx.s), DType.INT64))
+        rows = ctx.b if ctx.kernel("token_type_ids") == "batch" else ONE
+        made.append(g.tensor("token_type_ids", (rows, ctx.s), DType.INT64))
     saves += made
     out = g.tensor("embedded", (ctx.b, ctx.s, width), ctx.residual)
     g.op(
         "embedding", "embedding", "embedding", [ids], [out, *made], saves=saves, weights=weights
     )
-    if width != ctx.h:
+    if width != inner:
         out = linear(
             g, ctx, "embedding_projection", "embedding", out, inside=width, outside=ctx.h
         )
@@ -93,10 +111,11 @@ def head_graph(ctx: Context) -> Graph:
         g.op("end", "view", "head", [stream], [])
         return g.build("input", stream)
     if model.head == "mlm":
+        width = _table_width(ctx)
         stream = linear(
-            g, ctx, "transform", "head", stream, inside=ctx.h, outside=ctx.h, bias=True
+            g, ctx, "transform", "head", stream, inside=ctx.h, outside=width, bias=True
         )
-        shape = (ctx.b, ctx.s, ctx.h)
+        shape = (ctx.b, ctx.s, width)
         stream = activate(g, ctx, "transform_activation", stream, shape, group="head", modules=())
         stream = norm(g, ctx, "head_norm", stream, group="head", modules=())
     if model.head == "classifier":
@@ -122,9 +141,12 @@ def _predict(g: GraphBuilder, ctx: Context, stream: str) -> str:
     model = ctx.model
     vocab = symbol("v")
     causal = model.head == "lm"
+    width = _table_width(ctx)
+    if _narrow(ctx) and causal:
+        stream = linear(g, ctx, "project_out", "head", stream, inside=ctx.h, outside=width)
     logits = linear(
         g, ctx, "head", "head", stream,
-        inside=ctx.h, outside=vocab, bias=model.head_bias,
+        inside=width, outside=vocab, bias=model.head_bias,
         scope=EMBEDDING_SCOPE if model.tied else "head",
     )  # fmt: skip
     shape = (ctx.b, ctx.s, vocab)

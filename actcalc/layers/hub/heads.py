@@ -60,9 +60,14 @@ def copied(
 
 def in_act(g: GraphBuilder, ctx: Context, x: Heads, name: str) -> Heads:
     """``x`` in the element type of matrix products: autocast copies whatever is wider."""
-    if g.dtype(x.storage) is ctx.act:
+    return in_type(g, ctx, x, name, ctx.act)
+
+
+def in_type(g: GraphBuilder, ctx: Context, x: Heads, name: str, dtype: DType) -> Heads:
+    """``x`` in an element type, copied if it has another."""
+    if g.dtype(x.storage) is dtype:
         return x
-    return copied(g, ctx, x, f"{name}_cast", dtype=ctx.act)
+    return copied(g, ctx, x, f"{name}_cast", dtype=dtype)
 
 
 def repeated(g: GraphBuilder, ctx: Context, x: Heads, like: Heads, name: str) -> Heads:

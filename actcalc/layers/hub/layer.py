@@ -65,7 +65,7 @@ def _feed(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
 
 def _add(g: GraphBuilder, ctx: Context, what: str, branch: str, stream: str, out: str) -> str:
     """Append the branch's dropout and its addition to the stream, which keeps nothing."""
-    if ctx.hidden_dropout:
+    if ctx.hidden_dropout and not (what == "attention" and ctx.kernel("attention_output_dropout") == "none"):
         branch = dropout(g, f"{what}_dropout", what, branch)
     dtype = promoted(g.dtype(branch), g.dtype(stream))
     g.tensor(out, g.shape(stream), dtype)

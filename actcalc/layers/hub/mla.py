@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from actcalc.errors import SpecError
-from actcalc.layers.algebra import ONE, Expr, symbol
+from actcalc.layers.algebra import Expr, symbol
 from actcalc.layers.context import Context
-from actcalc.layers.graph import DType, GraphBuilder
+from actcalc.layers.graph import GraphBuilder
 from actcalc.layers.hub.core import Core, attend
 from actcalc.layers.hub.heads import GROUP, MODULE, Heads
 from actcalc.layers.hub.linear import linear, promoted
 from actcalc.layers.hub.norm import norm
+from actcalc.layers.hub.rotary import rotation, tables
 from actcalc.specs import LayerKind
 
 
@@ -51,7 +52,7 @@ def mla_attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -
     kv_proj = linear(
         g, ctx, "kv_up", GROUP, normed, inside=latent, outside=heads * (ctx.d + value), modules=up
     )
-    q, k = _positioned(g, ctx, Heads(q_proj, heads, model.heads, width), joint, kv_proj)
+    q, k = _positioned(g, ctx, kind, Heads(q_proj, heads, model.heads, width), joint, kv_proj)
     v = Heads(kv_proj, heads, model.heads, value, sliced=True)
     core = Core(
         q, k, v, kind,
@@ -65,29 +66,22 @@ def mla_attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -
 
 
 def _positioned(
-    g: GraphBuilder, ctx: Context, q: Heads, joint: str, kv_proj: str
+    g: GraphBuilder, ctx: Context, kind: LayerKind, q: Heads, joint: str, kv_proj: str
 ) -> tuple[Heads, Heads]:
     """Append the rotation of the positional parts and the assembly of queries and keys."""
-    kept, dtype = _tables(g, ctx)
+    rule = rotation(ctx)
     made = []
     for name, sources in (("q", [q.storage]), ("k", [joint, kv_proj])):
-        wide = promoted(g.dtype(sources[0]), dtype) if name == "q" else ctx.act
+        kept, own = tables(g, ctx, kind, rule, name)
+        dtype = ctx.act
+        if name == "q" and not rule.cast:
+            dtype = promoted(g.dtype(q.storage), g.dtype(kept[0]))
         out = replace(q, storage=name, order="head", sliced=False)
-        g.tensor(name, out.shape(ctx), wide)
+        g.tensor(name, out.shape(ctx), dtype)
+        inputs = [*sources, *(table for table in kept if table not in own)]
         g.op(
-            f"{name}_rotate", "rotary", GROUP, [*sources, *kept], [name], saves=kept,
+            f"{name}_rotate", "rotary", GROUP, inputs, [name, *own], saves=kept,
             modules=("attention", "mla_up_proj"),
         )  # fmt: skip
         made.append(out)
     return made[0], made[1]
-
-
-def _tables(g: GraphBuilder, ctx: Context) -> tuple[list[str], DType]:
-    """Declare the shared tables: complex rotations in fp32 (V2), or cosine and sine (V3)."""
-    rope = symbol("p")
-    if ctx.kernel("rotary") == "complex":
-        shape = (ONE, ctx.s, rope / 2, ONE * 2)
-        return [g.shared("rotary_complex", shape, DType.FP32)], ctx.act
-    shape = (ONE, ctx.s, rope)
-    names = ("rotary_cos", "rotary_sin")
-    return [g.shared(name, shape, ctx.residual) for name in names], ctx.residual

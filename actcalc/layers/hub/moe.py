@@ -27,7 +27,7 @@ def _spec(ctx: Context) -> Moe:
 def moe(g: GraphBuilder, ctx: Context, source: str) -> str:
     """Append the mixture of experts of ``source``; return the branch."""
     spec = _spec(ctx)
-    routed = ROUTERS[ctx.kernel("router")](g, ctx, source)
+    routed = ROUTERS[ctx.kernel(f"router_{spec.router}")](g, ctx, source)
     out = EXPERT_KERNELS[ctx.kernel("experts")](g, ctx, source, routed)
     if not spec.shared_ffn:
         return out
@@ -90,10 +90,14 @@ def _choose(
 ) -> str:
     """Append the choice of experts; return the weights of the chosen.
 
+    Choosing within groups first masks the scores of the others, which keeps the mask where the
+    chosen scores have a gradient (DeepseekV2TopkRouter, group_limited_greedy).
     The indices are kept for the gradient's scatter; scaling to a sum of one keeps the sum and the
     weights before it (DivBackward).
     """
     kept = [*made, g.tensor("router_indices", _chosen(ctx), DType.INT64)]
+    if _spec(ctx).groups > 1 and _spec(ctx).router == "softmax":
+        kept.append(g.tensor("router_group_mask", (ctx.tokens, symbol("E")), DType.BOOL))
     if normalized:
         kept.append(g.tensor("router_sum", (ctx.tokens, ONE), dtype))
         kept.append(g.tensor("router_chosen", _chosen(ctx), dtype))
@@ -124,13 +128,21 @@ def _sigmoid(g: GraphBuilder, ctx: Context, source: str) -> str:
     )
 
 
-def _softmax_of_chosen(g: GraphBuilder, ctx: Context, source: str) -> str:
-    """The best logits, then their softmax in the type of the logits (GptOssTopKRouter)."""
+def _softmax_of_chosen(g: GraphBuilder, ctx: Context, source: str, *, fp32: bool) -> str:
+    """The best logits, then their softmax.
+
+    In the type of the logits (GptOssTopKRouter), or in fp32 and cast back (GraniteMoeTopKRouter).
+    """
     logits = _logits(g, ctx, source, fp32=False)
     weights = _choose(g, ctx, [logits], [], ctx.act, normalized=False)
-    probs = g.tensor("router_probs", _chosen(ctx), DType.FP32 if ctx.autocast else ctx.act)
+    dtype = DType.FP32 if fp32 or ctx.autocast else ctx.act
+    probs = g.tensor("router_probs", _chosen(ctx), dtype)
     g.op("router_softmax", "softmax", GROUP, [weights], [probs], saves=[probs], modules=ROUTER)
-    return probs
+    if not fp32 or dtype is ctx.act:
+        return probs
+    cast = g.tensor("router_probs_cast", _chosen(ctx), ctx.act)
+    g.op("router_cast_back", "copy", GROUP, [probs], [cast], modules=ROUTER)
+    return cast
 
 
 def _sigmoid_of_chosen(g: GraphBuilder, ctx: Context, source: str) -> str:
@@ -153,7 +165,8 @@ ROUTERS: dict[str, Router] = {
     "softmax_cast": lambda g, ctx, source: _softmax(g, ctx, source, fp32=False, cast=True),
     "softmax_fp32": lambda g, ctx, source: _softmax(g, ctx, source, fp32=True, cast=False),
     "sigmoid": _sigmoid,
-    "softmax_of_chosen": _softmax_of_chosen,
+    "softmax_of_chosen": lambda g, ctx, source: _softmax_of_chosen(g, ctx, source, fp32=False),
+    "softmax_of_chosen_fp32": lambda g, ctx, x: _softmax_of_chosen(g, ctx, x, fp32=True),
     "sigmoid_of_chosen": _sigmoid_of_chosen,
 }
 

@@ -69,6 +69,12 @@ def _native_fp32(n: _Norm) -> None:
     n.out = n.g.dtype(n.source)
 
 
+def _native_plus_one(n: _Norm) -> None:
+    """native_layer_norm with ``weight + 1``, which is made anew (NemotronLayerNorm1P)."""
+    _native(n)
+    n.keep("weight_plus_one", n.ctx.residual, n.weight)
+
+
 def _rms(n: _Norm) -> None:
     """``weight * (x.float() * rstd).to(x.dtype)`` (LlamaRMSNorm).
 
@@ -86,6 +92,12 @@ def _rms_late_cast(n: _Norm) -> None:
     n.keep_statistic()
     n.keep("normed", DType.FP32)
     n.out = n.g.dtype(n.source)
+
+
+def _rms_fp32_weight(n: _Norm) -> None:
+    """``(weight.float() * (x.float() * rstd)).to(x.dtype)`` (HeliumRMSNorm)."""
+    _rms_late_cast(n)
+    n.keep_weight_fp32()
 
 
 def _rms_gemma(n: _Norm) -> None:
@@ -133,8 +145,10 @@ def _centred(n: _Norm) -> None:
 NORM_KERNELS: dict[str, NormKernel] = {
     "native": _native,
     "native_fp32": _native_fp32,
+    "native_plus_one": _native_plus_one,
     "rms": _rms,
     "rms_late_cast": _rms_late_cast,
+    "rms_fp32_weight": _rms_fp32_weight,
     "rms_gemma": _rms_gemma,
     "rms_t5": _rms_t5,
     "rms_unweighted": _rms_unweighted,

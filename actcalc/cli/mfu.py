@@ -1,0 +1,76 @@
+"""``actcalc mfu MODEL``: MFU and HFU from a step time, a step time from an MFU, or a prediction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from actcalc.cli.options import ModelArgument, OutputOptions, RunOptions, with_options
+from actcalc.cli.output import chosen_format, emit
+from actcalc.cost.calibrate import calibrate_file
+from actcalc.cost.mfu import utilisation
+from actcalc.cost.rates import parse_overrides
+from actcalc.cost.values import count_of, counting_of, replicas, seconds_of
+from actcalc.render.mfu import mfu_sheets
+from actcalc.specs.run import source
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+_PANEL = "Step"
+
+
+def _option(*names: str, help: str) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option(
+        *names, help=help, rich_help_panel=_PANEL, show_default=False
+    )
+    return option
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@with_options(RunOptions, OutputOptions)
+def mfu(
+    model: ModelArgument,
+    options: RunOptions,
+    output: OutputOptions,
+    step_time: Annotated[
+        str | None, _option("--step-time", help="Measured time of one step: 1.1, 980ms.")
+    ] = None,
+    gpus: Annotated[int | None, _option("--gpus", help="Devices that take part.")] = None,
+    utilised: Annotated[
+        float | None, _option("--mfu", help="Instead of a time: the MFU it is to have.")
+    ] = None,
+    flops: Annotated[
+        str, _option("--flops", help="Count attention's scores full (default) or causal.")
+    ] = "full",
+    tokens: Annotated[
+        str | None, _option("--tokens", help="Tokens to train on: 300e9, 15T.")
+    ] = None,
+    price: Annotated[
+        float | None, _option("--price-per-gpu-hour", help="Price of one GPU for one hour.")
+    ] = None,
+    efficiency: Annotated[
+        list[str] | None, _option("--efficiency", help="Override: gemm=0.8; repeatable.")
+    ] = None,
+    calibrate: Annotated[
+        str | None, _option("--calibrate", help="Fit efficiencies to measured runs in FILE.")
+    ] = None,
+) -> int:
+    """MFU and HFU of a measured step, or the step that an MFU (or the roofline) promises."""
+    chosen_format(output)
+    chosen = replicas(options.run(source(model)), gpus)
+    shares = parse_overrides(efficiency or ())
+    fit = calibrate_file(calibrate, shares) if calibrate else None
+    result = utilisation(
+        chosen,
+        gpus=gpus,
+        step_seconds=seconds_of(step_time),
+        mfu=utilised,
+        counting=counting_of(flops),
+        tokens=count_of(tokens),
+        price_per_gpu_hour=price,
+        efficiency={**shares, **(fit.efficiency if fit else {})},
+    )
+    result = replace(result, calibration=fit)
+    emit(lambda: mfu_sheets(result), result.document, output)
+    return 0

@@ -1,0 +1,63 @@
+"""Values of the utilisation command, read from text."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from typing import cast, get_args
+
+from actcalc.cost.flops import Counting
+from actcalc.errors import SpecError
+from actcalc.specs.run import Run
+
+_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0}
+_COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_NUMBER = re.compile(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+def _read(text: str, units: dict[str, float] | dict[str, int], what: str, hint: str) -> float:
+    found = _NUMBER.fullmatch(text)
+    try:
+        value = float(found[1]) * units[found[2].lower()] if found else math.nan
+    except (KeyError, ValueError):
+        value = math.nan
+    if not (0 < value < math.inf):
+        raise SpecError(f"{what} {text!r} does not read as a value above 0", hint)
+    return value
+
+
+def seconds_of(text: str | None) -> float | None:
+    """``1.1``, ``1.1s`` or ``980ms`` in seconds; ``SpecError`` for anything else."""
+    if text is None:
+        return None
+    return _read(text, _SECONDS, "--step-time", "write seconds, e.g. 1.1, or 980ms")
+
+
+def count_of(text: str | None) -> int | None:
+    """``300e9``, ``300B`` or ``15T`` as a whole number; ``SpecError`` for anything else."""
+    if text is None:
+        return None
+    return max(1, round(_read(text, _COUNTS, "--tokens", "write e.g. 300e9, 300B or 15T")))
+
+
+def counting_of(text: str) -> Counting:
+    """How scores are counted; ``SpecError`` for an unknown word."""
+    if text not in get_args(Counting):
+        raise SpecError(f"--flops {text!r} is no way of counting", "use full or causal")
+    return cast(Counting, text)
+
+
+def replicas(run: Run, gpus: int | None) -> Run:
+    """The run with as many replicas as ``gpus`` devices hold, where it asks for none itself."""
+    layout = run.layout
+    model_parallel = layout.tp * layout.pp * layout.cp
+    if gpus is None or gpus < 1 or layout.dp > 1 or gpus % model_parallel:
+        return run
+    if model_parallel == 1 and layout.ep == 1 and not layout.zero:
+        return run  # no layout was described: utilisation needs none, a prediction would guess
+    batch = run.workload.global_batch
+    dp = gpus // model_parallel
+    if batch is not None and batch % dp:
+        return run
+    return replace(run, layout=replace(layout, dp=dp))

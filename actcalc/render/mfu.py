@@ -1,0 +1,117 @@
+"""Utilisation of a step as a sheet of figures, and a calibration as a table of runs."""
+
+from __future__ import annotations
+
+from actcalc.cost.calibrate import Calibration
+from actcalc.cost.mfu import Utilisation
+from actcalc.render.compare import run_lines
+from actcalc.render.sheet import Column, Row, Sheet, share_column
+from actcalc.render.units import count, flops
+
+_BASIS = {
+    "measured": "step time as measured",
+    "mfu": "step time that follows from the MFU",
+    "predicted": "step time as the roofline predicts it",
+}
+
+
+def four(value: float) -> str:
+    """Four significant digits: utilisation is quoted to a tenth of a per cent."""
+    if value == int(value) and abs(value) < 1e6:
+        return f"{int(value)}"
+    text = f"{value:.4g}"
+    return f"{value:.0f}" if "e" in text and abs(value) >= 1 else text
+
+
+def mfu_sheets(result: Utilisation) -> list[Sheet]:
+    """Figures of one step; a calibration's runs below it."""
+    rows = [
+        ("step time", result.step_seconds, "s"),
+        ("MFU", 100 * result.mfu_ratio, "% of peak"),
+        ("HFU", 100 * result.hfu_ratio, "% of peak"),
+        ("model", result.model_flops_per_second_per_gpu / 1e12, "TFLOP/s per GPU"),
+        ("hardware", result.hardware_flops_per_second_per_gpu / 1e12, "TFLOP/s per GPU"),
+        ("throughput", result.tokens_per_second, "tokens/s"),
+        ("per GPU", result.tokens_per_second_per_gpu, "tokens/s"),
+    ]
+    for other in result.countings:
+        if other.counting != result.counting:
+            word = "causal" if other.counting == "causal" else "full"
+            rows.append((f"MFU, {word} attention", 100 * other.mfu_ratio, "% of peak"))
+            rows.append((f"HFU, {word} attention", 100 * other.hfu_ratio, "% of peak"))
+    guess = result.prediction
+    if guess and result.basis != "predicted":
+        rows.append(("predicted step time", guess.step_seconds, "s"))
+        if guess.error_ratio is not None:
+            rows.append(("predicted - measured", 100 * guess.error_ratio, "%"))
+    if guess and result.basis == "predicted":
+        rows.append(("pipeline", guess.pipeline_seconds, "s"))
+        rows.append(("of it idle", 100 * guess.bubble_ratio, "%"))
+        rows.append(("gradients, exposed", guess.gradients_seconds, "s"))
+        rows.append(("optimizer", guess.optimizer_seconds, "s"))
+    if result.training:
+        train = result.training
+        rows.append(("training steps", train.steps, f"for {count(train.tokens)} tokens"))
+        rows.append(("training time", train.days, "days"))
+        rows.append(("training GPU time", train.gpu_hours, "GPU-hours"))
+        if train.price is not None:
+            rows.append(("training price", train.price, "in the price's currency"))
+    lines = run_lines(result.model, result.layout, result.workload, result.framework)
+    counted = "all s x s scores" if result.counting == "full" else "scores below the diagonal"
+    sheet = Sheet(
+        title=f"{result.model['name']}: utilisation of {result.gpus} x {result.device['name']}",
+        columns=(
+            Column("quantity", "quantity", align="left"),
+            Column("value", "value", four),
+            Column("unit", "unit", align="left"),
+        ),
+        rows=tuple(Row(row) for row in rows),
+        above=(
+            *lines,
+            f"policy {result.policy}  {result.global_batch} sequences per step  "
+            f"{_BASIS[result.basis]}",
+        ),
+        below=(
+            f"model FLOPs per step {flops(result.model_flops)}, hardware "
+            f"{flops(result.hardware_flops)} ({counted}); peak "
+            f"{result.peak_flops_per_second / 1e12:.4g} TFLOP/s, dense.",
+        ),
+        notes=result.notes,
+    )
+    return [sheet, *([_calibration(result.calibration)] if result.calibration else [])]
+
+
+def _calibration(fit: Calibration) -> Sheet:
+    fitted = ", ".join(f"{key}={value:.3g}" for key, value in fit.efficiency.items())
+    lines = [
+        f"fitted: --efficiency {fitted}" if fitted else "nothing left to fit",
+        f"median error {100 * fit.before_ratio:.1f} % before, {100 * fit.after_ratio:.1f} % after"
+        + (
+            ""
+            if fit.left_out_ratio is None
+            else f", {100 * fit.left_out_ratio:.1f} % for runs left out of the fit"
+        ),
+    ]
+    return Sheet(
+        title="calibration: step time of each measured run",
+        columns=(
+            Column("name", "run", align="left"),
+            Column("measured_seconds", "measured\ns", four),
+            Column("before_seconds", "before\ns", four),
+            Column("after_seconds", "after\ns", four),
+            share_column("error_ratio", "error\n "),
+        ),
+        rows=tuple(
+            Row(
+                (
+                    run.name,
+                    run.measured_seconds,
+                    run.before_seconds,
+                    run.after_seconds,
+                    run.after_seconds / run.measured_seconds - 1,
+                )
+            )
+            for run in fit.runs
+        ),
+        below=tuple(lines),
+    )
