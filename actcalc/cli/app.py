@@ -19,8 +19,11 @@ from actcalc.io import presets
 COMMANDS = {
     "compare": "policies side by side (the default command)",
     "breakdown": "every saved tensor: op, shape, formula, bytes",
+    "memory": "the whole GPU, per pipeline stage: fits or not",
+    "plan": "the cheapest recompute plan that fits a memory budget, proven",
     "mfu": "MFU and HFU from a step time, or the step time they promise",
     "explain": "how a number is derived, with its source",
+    "measure": "real saved bytes from PyTorch, beside the prediction",
     "presets": "list or show models, devices and framework profiles",
     "schema": "JSON Schema of the input and of each output",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
@@ -20,6 +20,7 @@ ModelArgument = Annotated[
 ]
 _LAYOUT = "Layout"
 _WORK = "Workload"
+_TRAINING = "Training"
 _OUT = "Output"
 
 
@@ -102,7 +103,12 @@ class RunOptions:
             )
         return names
 
-    def run(self, origin: Source, framework: str | None = None) -> Run:
+    def run(
+        self,
+        origin: Source,
+        framework: str | None = None,
+        training: dict[str, Any] | None = None,
+    ) -> Run:
         """Validate the source with these overrides."""
         return resolve(
             origin,
@@ -128,6 +134,7 @@ class RunOptions:
                 attention=self.attention,
                 dropout=self.dropout,
             ),
+            training=training,
             framework=framework if framework is not None else self.frameworks()[0],
             device=self.device,
             policies=split_policies(self.policy),
@@ -138,6 +145,69 @@ class RunOptions:
         """One run per framework profile asked for."""
         origin = source(model)
         return tuple(self.run(origin, name) for name in self.frameworks())
+
+
+def refuse_given(options: RunOptions, what: str, *, keep: Sequence[str]) -> None:
+    """Refuse options that ``what`` cannot heed; those named in ``keep`` it can."""
+    for field in fields(options):
+        if field.name not in keep and getattr(options, field.name) is not None:
+            raise SpecError(
+                f"{what} takes no --{field.name.replace('_', '-')}: its sizes are its own",
+                "drop it, or measure again with other sizes",
+            )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MemoryOptions:
+    """How weights are trained; None means: as the run file or the framework says."""
+
+    optimizer: Annotated[
+        str | None,
+        _option(
+            "--optimizer",
+            help="adamw, adam8bit, sgd, momentum, adafactor, lion, muon, none.",
+            panel=_TRAINING,
+        ),
+    ] = None
+    recipe: Annotated[
+        str | None,
+        _option(
+            "--recipe",
+            help="Formats of the states: megatron, mixed, amp, fsdp, pure.",
+            panel=_TRAINING,
+        ),
+    ] = None
+    shards: Annotated[
+        int | None,
+        _option("--shards", help="Ranks ZeRO shards over (hybrid sharding).", panel=_TRAINING),
+    ] = None
+    offload: Annotated[
+        str | None,
+        _option("--offload", help="To the host: optimizer, weights, activations.", panel=_TRAINING),
+    ] = None
+    loss: Annotated[
+        str | None,
+        _option("--loss", help="Cross-entropy: full, chunked or fused.", panel=_TRAINING),
+    ] = None
+    lora_rank: Annotated[
+        int | None, _option("--lora-rank", help="Train adapters of this rank.", panel=_TRAINING)
+    ] = None
+    lora_targets: Annotated[
+        str | None,
+        _option("--lora-targets", help="attention, mlp or all.", panel=_TRAINING),
+    ] = None
+
+    def training(self) -> dict[str, Any]:
+        """The fields of ``specs.Training`` that were given."""
+        return _given(
+            optimizer=self.optimizer,
+            recipe=self.recipe,
+            shards=self.shards,
+            offload=self.offload,
+            loss=self.loss,
+            lora_rank=self.lora_rank,
+            lora_targets=self.lora_targets,
+        )
 
 
 def _given(**values: Any) -> dict[str, Any]:
@@ -192,7 +262,7 @@ def with_options(*bundles: type[Any]) -> Callable[[Callable[..., int]], Callable
     The command takes its own parameters, then one keyword ``run_options`` or ``output`` per
     bundle; Typer sees all fields as separate options.
     """
-    keywords = {RunOptions: "options", OutputOptions: "output"}
+    keywords = {RunOptions: "options", OutputOptions: "output", MemoryOptions: "memory"}
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
         own = [

@@ -21,12 +21,18 @@ INPUTS = {
     "model": ("actcalc.specs.model", "Model"),
     "layout": ("actcalc.specs.layout", "Layout"),
     "workload": ("actcalc.specs.workload", "Workload"),
+    "training": ("actcalc.specs.training", "Training"),
     "framework": ("actcalc.specs.framework", "Framework"),
 }
 OUTPUTS = {
     "compare": ("actcalc.planner.compare", "Comparison"),
     "breakdown": ("actcalc.planner.breakdown", "Breakdown"),
+    "memory": ("actcalc.memory.report", "MemoryReport"),
+    "plan": ("actcalc.planner.plan", "RunPlan"),
+    "plan-problem": ("actcalc.planner.plan", "ProblemPlan"),
     "mfu": ("actcalc.cost.mfu", "Utilisation"),
+    "measure": ("actcalc.planner.measured", "Measurement"),
+    "compare-layer": ("actcalc.planner.measured_layer", "LayerComparison"),
 }
 NAMES = (*INPUTS, *OUTPUTS)
 

@@ -28,6 +28,8 @@ from actcalc.layers.model import model_graph
 from actcalc.specs.run import Run, resolve, source
 
 FITTED = ("gemm", "memory", "communication")
+_ROUNDS = 30
+_STEP = 1e-3
 _KEYS = ("model", "layout", "workload", "framework", "device", "policy", "step_seconds", "name")
 
 
@@ -73,7 +75,7 @@ def predictor(run: Run) -> Predict:
         raise SpecError(f"{run.model.name}: a measured run needs its device", "add device:")
 
     def predict(overrides: Mapping[str, float]) -> float:
-        rates = rates_of(device, run.workload.precision, overrides)
+        rates = rates_of(device, run.workload.precision, overrides, devices=run.layout.devices)
         return step_time(graph, policy, Roofline(graph, rates)).total
 
     return predict
@@ -141,35 +143,39 @@ def calibrate(
 
 
 def _fit(runs: Sequence[tuple[Predict, float]], fixed: Mapping[str, float]) -> dict[str, float]:
-    """Coordinate descent with golden-section steps on the logarithm of each share."""
+    """Gauss-Newton on the logarithm of each share, with halved steps where one overshoots."""
+    import numpy as np
+
     names = [name for name in FITTED if name not in fixed][: len(runs)]
-    shares = dict.fromkeys(names, 0.8)
+    if not names:
+        return {}
 
-    def loss(values: Mapping[str, float]) -> float:
-        merged = {**fixed, **values}
-        return sum(math.log(predict(merged) / seconds) ** 2 for predict, seconds in runs)
+    def residuals(point: Sequence[float]) -> list[float]:
+        merged = {**fixed, **{n: math.exp(v) for n, v in zip(names, point, strict=True)}}
+        return [math.log(predict(merged) / seconds) for predict, seconds in runs]
 
-    def along(name: str) -> Callable[[float], float]:
-        return lambda value: loss({**shares, name: value})
-
-    for _ in range(4 if len(names) > 1 else 1):
-        for name in names:
-            shares[name] = _minimise(along(name), 0.05, 1.0)
-    return {name: round(value, 4) for name, value in shares.items()}
-
-
-def _minimise(function: Callable[[float], float], low: float, high: float) -> float:
-    """The minimum of a function with one valley on [low, high], to four digits."""
-    ratio = (math.sqrt(5) - 1) / 2
-    left, right = high - ratio * (high - low), low + ratio * (high - low)
-    at_left, at_right = function(left), function(right)
-    while high - low > 1e-4:
-        if at_left <= at_right:
-            high, right, at_right = right, left, at_left
-            left = high - ratio * (high - low)
-            at_left = function(left)
+    point = [math.log(0.8)] * len(names)
+    found = residuals(point)
+    for _ in range(_ROUNDS):
+        columns = [
+            residuals([*point[:i], point[i] - _STEP, *point[i + 1 :]]) for i in range(len(names))
+        ]
+        slope = [
+            [(f - c) / _STEP for f, c in zip(found, column, strict=True)] for column in columns
+        ]
+        change = np.linalg.lstsq(np.array(slope).T, -np.array(found), rcond=None)[0].tolist()
+        scale = 1.0
+        while scale > 1e-3:
+            trial = [_bounded(v + scale * d) for v, d in zip(point, change, strict=True)]
+            reached = residuals(trial)
+            if sum(r * r for r in reached) < sum(r * r for r in found):
+                break
+            scale /= 2
         else:
-            low, left, at_left = left, right, at_right
-            right = low + ratio * (high - low)
-            at_right = function(right)
-    return (low + high) / 2
+            break
+        point, found = trial, reached
+    return {name: round(math.exp(value), 4) for name, value in zip(names, point, strict=True)}
+
+
+def _bounded(value: float) -> float:
+    return min(0.0, max(math.log(0.05), value))

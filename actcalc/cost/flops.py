@@ -38,13 +38,16 @@ def core_share(model: ModelGraph, run: LayerRun) -> Expr:
 
 def op_flops(ops: Iterable[Op], *, causal: bool = False, share: Expr | None = None) -> Expr:
     """Forward FLOPs of ``ops`` on one rank; ``causal`` takes ``share`` (½) of the core's."""
+    if not causal:
+        return total(op.flops for op in ops)
     part = ONE / 2 if share is None else share
-    return total(op.flops * part if causal and op.kind == "core" else op.flops for op in ops)
+    return total(op.flops * part if op.kind == "core" else op.flops for op in ops)
 
 
 def _run_flops(model: ModelGraph, run: LayerRun, counting: Counting) -> int:
     causal = counting == "causal" and model.context.model.causal
-    flops = op_flops(run.graph.ops, causal=causal, share=core_share(model, run))
+    share = core_share(model, run) if causal else None
+    flops = op_flops(run.graph.ops, causal=causal, share=share)
     return run.count * int(flops.value(whole(dict(model.sizes))))
 
 

@@ -287,7 +287,7 @@ def _predict(
             f"global batch {batch} is no multiple of micro-batch {run.workload.micro_batch} x "
             f"dp {layout.dp}"
         )
-    roofline = Roofline(graph, rates_of(device, run.workload.precision, efficiency))
+    roofline = Roofline(graph, rates_of(device, run.workload.precision, efficiency, devices=gpus))
     try:
         return step_time(graph, policy, roofline, count=count)
     except SpecError as error:

@@ -29,6 +29,12 @@ class Shares:
     """Of the peak FLOP/s: fused attention, forward, counting the products it really does."""
     attention_backward: float
     """The same for its backward."""
+    vendor_attention_forward: float
+    """The same for the vendor's own kernels (cuDNN, which Transformer Engine runs), forward."""
+    vendor_attention_backward: float
+    """The same for their backward."""
+    slowest_device: float
+    """Speed of the slowest of several devices over the typical one's: all wait for it."""
     memory: float
     """Of the memory bandwidth: element-wise, reduction and copy kernels on large tensors."""
     communication: float
@@ -56,7 +62,13 @@ class Rates:
     core_matrix: float
     """The same in the activations' number format (attention's products under fp8)."""
     attention_forward: float
+    """FLOP/s of fused attention, forward."""
     attention_backward: float
+    """The same for its backward."""
+    vendor_attention_forward: float
+    """FLOP/s of the vendor's fused attention, forward."""
+    vendor_attention_backward: float
+    """The same for its backward."""
     memory: float
     """Bytes per second of device memory."""
     intra: float
@@ -74,7 +86,7 @@ FORMATS: Mapping[str, tuple[Number, Number]] = {
     "fp16": ("fp16", "fp16"),
     "amp-bf16": ("bf16", "bf16"),
     "amp-fp16": ("fp16", "fp16"),
-    "fp32": ("tf32", "tf32"),
+    "fp32": ("fp32", "fp32"),
     "fp8": ("fp8", "bf16"),
 }
 """Precision of a run -> number formats of its products with weights, and of attention's."""
@@ -82,11 +94,7 @@ FORMATS: Mapping[str, tuple[Number, Number]] = {
 
 def peak_flops(device: Device, precision: str) -> float:
     """Peak dense FLOP/s that utilisation is measured against; ``SpecError`` if not known."""
-    first, second = FORMATS[precision]
-    for number in (first, second, "fp32"):
-        if number in device.peak_flops:
-            return device.peak_flops[number]
-    return device.peak(first)
+    return device.peak(FORMATS[precision][0])
 
 
 def shares_of(device: Device) -> tuple[Shares, Mapping[str, str]]:
@@ -96,6 +104,18 @@ def shares_of(device: Device) -> tuple[Shares, Mapping[str, str]]:
     for name in ("default", _family(device.name)):
         for key, value, origin in _entries(name):
             values[key], sources[key] = value, origin
+    own = device.efficiency
+    if own:
+        given = {
+            "gemm": own.gemm,
+            "attention_forward": own.attention,
+            "attention_backward": own.attention,
+            "memory": own.memory,
+            "communication": own.communication,
+        }
+        for key, share in given.items():
+            if share is not None:
+                values[key], sources[key] = share, f"device {device.name}: efficiency"
     known = {f.name for f in fields(Shares)}
     return Shares(**{key: value for key, value in values.items() if key in known}), sources
 
@@ -144,9 +164,16 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, float]:
 _ABSOLUTE = ("multiprocessors", "kernel_seconds", "collective_seconds")
 
 
-def rates_of(device: Device, precision: str, overrides: Mapping[str, float] | None = None) -> Rates:
+def rates_of(
+    device: Device,
+    precision: str,
+    overrides: Mapping[str, float] | None = None,
+    *,
+    devices: int = 1,
+) -> Rates:
     """Sustained rates of ``device`` at ``precision``; ``overrides`` replace single shares.
 
+    Of several ``devices`` in one job every step waits for the slowest, so its speed is taken.
     Raises ``SpecError`` where the device has no known peak for the precision.
     """
     shares, sources = shares_of(device)
@@ -157,17 +184,20 @@ def rates_of(device: Device, precision: str, overrides: Mapping[str, float] | No
         shares = replace(shares, **changed)
         sources = {**sources, **dict.fromkeys(overrides, "given on the command line")}
     peak = peak_flops(device, precision)
-    core = peak_flops(device, "bf16") if precision == "fp8" else peak
+    core = device.peak(FORMATS[precision][1])
     intra = device.intra_node_bandwidth_bytes_per_second
     inter = device.inter_node_bandwidth_bytes_per_second
     host = device.host_bandwidth_bytes_per_second or 16e9
     node = device.devices_per_node or 1
+    pace = shares.slowest_device if devices > 1 else 1.0
     return Rates(
         peak=peak,
-        matrix=peak * shares.gemm * shares.sustained_clock,
-        core_matrix=core * shares.gemm * shares.sustained_clock,
-        attention_forward=core * shares.attention_forward,
-        attention_backward=core * shares.attention_backward,
+        matrix=peak * shares.gemm * shares.sustained_clock * pace,
+        core_matrix=core * shares.gemm * shares.sustained_clock * pace,
+        attention_forward=core * shares.attention_forward * pace,
+        attention_backward=core * shares.attention_backward * pace,
+        vendor_attention_forward=core * shares.vendor_attention_forward * pace,
+        vendor_attention_backward=core * shares.vendor_attention_backward * pace,
         memory=device.memory_bandwidth_bytes_per_second * shares.memory,
         intra=(intra or host) * shares.communication,
         inter=(inter or min(intra or host, host)) * shares.network,

@@ -103,10 +103,15 @@ class Roofline:
     @cached_property
     def _eager_framework(self) -> bool:
         """Whether element-wise chains run op by op (torch modules without fused kernels)."""
-        try:
-            return self.model.context.kernel("layer") == "hub"
-        except Exception:
-            return False
+        return self.model.context.framework.kernels.get("layer") == "hub"
+
+    @cached_property
+    def attention(self) -> tuple[float, float]:
+        """FLOP/s of fused attention, forward and backward, in the framework's kernel."""
+        rates = self.rates
+        if self.model.context.framework.kernels.get("core_flash") == "te":
+            return rates.vendor_attention_forward, rates.vendor_attention_backward
+        return rates.attention_forward, rates.attention_backward
 
     def ops(self, graph: Graph) -> tuple[OpTime, ...]:
         """Seconds of each op of ``graph``, in order."""
@@ -164,6 +169,7 @@ class _Timer:
         self.context = roofline.model.context
         self.sizes: Mapping[str, int] = roofline.model.sizes
         self.eager = roofline._eager_framework
+        self.attention = roofline.attention
         self.core_share = roofline._core_share.get(id(graph), ONE)
         self.readers: dict[str, int] = {}
         for op in graph.ops:
@@ -280,14 +286,14 @@ class _Timer:
             share = done / flops if flops else 1.0
             forward = (
                 max(
-                    flops * share / self.rates.attention_forward,
+                    flops * share / self.attention[0],
                     self._bytes((*op.inputs, *op.outputs)) / self.rates.memory,
                 )
                 + self.rates.shares.kernel_seconds
             )
             backward = (
                 max(
-                    back * share / self.rates.attention_backward,
+                    back * share / self.attention[1],
                     2 * self._bytes((*op.saves, *op.inputs)) / self.rates.memory,
                 )
                 + 2 * self.rates.shares.kernel_seconds

@@ -52,6 +52,11 @@ class StepTime:
     """Its backward, re-run included."""
 
 
+def chunk_layers(run: Run) -> int:
+    """Layers of the largest pipeline chunk: what segments of re-run layers are cut from."""
+    return max(len(chunk) for stage in placement(run.model.layers, run.layout) for chunk in stage)
+
+
 def policy_of(run: Run, graph: ModelGraph) -> Policy:
     """The run's one policy (``none`` if it names none); ``SpecError`` if it names several."""
     names = run.policies or ("none",)
@@ -59,12 +64,10 @@ def policy_of(run: Run, graph: ModelGraph) -> Policy:
         raise SpecError(
             f"a step ran one policy, not {len(names)}: {', '.join(names)}", "give one --policy"
         )
-    layout = run.layout
-    chunk = max(layout.layers_per_stage or (run.model.layers // (layout.pp * layout.vpp),))
     boundary = graph.context.kernel("full_input")
     return parse_policy(
         names[0],
-        layers=max(1, chunk),
+        layers=chunk_layers(run),
         full_boundary="replicated" if boundary == "replicated" else "own",
     )
 
@@ -160,7 +163,10 @@ def _sharded(model: ModelGraph, graph: Graph, time: LayerTime, rates: Rates) -> 
     item = context.act.itemsize
     stride = layout.tp
     gather = collective_seconds(Collective.ALL_GATHER, count * item, replicas, stride, rates)
-    scatter = collective_seconds(Collective.REDUCE_SCATTER, count * item, replicas, stride, rates)
+    # Gradients are reduced in fp32 (FSDP's mixed precision with reduce_dtype float32).
+    scatter = collective_seconds(
+        Collective.REDUCE_SCATTER, count * _GRADIENT_BYTES, replicas, stride, rates
+    )
     share = rates.shares.communication_multiprocessors
     return LayerTime(
         forward=beside(time.forward, gather, share),
@@ -266,8 +272,5 @@ def _gradients(
             seconds += collective_seconds(
                 Collective.ALL_GATHER, count * model.context.act.itemsize, size, stride, rates
             )
-    try:
-        hidden = model.context.kernel("layer") == "hub"
-    except Exception:
-        hidden = False
+    hidden = model.context.framework.kernels.get("layer") == "hub"
     return max(0.0, seconds - backward) if hidden else seconds

@@ -24,7 +24,7 @@ from actcalc.policy.outcome import layer_outcome
 from actcalc.policy.rules import MODULES, NONE, Policy
 
 if TYPE_CHECKING:
-    from actcalc.specs import Device
+    from actcalc.specs.device import Device
 
 Unit = Literal["seconds", "flops"]
 
@@ -100,9 +100,7 @@ def _flops(model: ModelGraph, graphs: Sequence[Graph]) -> Costs:
     return Costs(
         "flops",
         {
-            key: tuple(
-                f // unit * scale + share for f, share in zip(row, shares[key], strict=True)
-            )
+            key: tuple(f // unit * scale + share for f, share in zip(row, shares[key], strict=True))
             for key, row in flops.items()
         },
         unit,

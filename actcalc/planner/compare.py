@@ -70,15 +70,15 @@ class PolicyFigure:
     note: str = ""
     """Why the policy changes nothing, or what to mind."""
     layer_forward_seconds: float | None = None
-    """With a device: one layer's forward, one micro-batch, one rank."""
+    """With a device, else null: one layer's forward, one micro-batch, one rank."""
     layer_backward_seconds: float | None = None
-    """With a device: its backward, re-run included."""
+    """With a device, else null: its backward, re-run included."""
     step_seconds: float | None = None
-    """With a device: one optimizer step."""
+    """With a device, else null: one optimizer step."""
     slowdown_ratio: float | None = None
-    """With a device: step time over that of ``none``, less one."""
+    """With a device, else null: step time over that of ``none``, less one."""
     tokens_per_second_per_gpu: float | None = None
-    """With a device: tokens per second of one GPU."""
+    """With a device, else null: tokens per second of one GPU."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -148,23 +148,7 @@ class Comparison(Result):
     notes: tuple[str, ...]
     """Choices made on the way that the reader should know."""
 
-    def document(self) -> dict[str, Any]:
-        """The result as plain data; times only where a device was named."""
-        data = super().document()
-        if self.device is None:
-            for policy in data["policies"]:
-                for key in TIMES:
-                    del policy[key]
-        return data
 
-
-TIMES = (
-    "layer_forward_seconds",
-    "layer_backward_seconds",
-    "step_seconds",
-    "slowdown_ratio",
-    "tokens_per_second_per_gpu",
-)
 DEFAULT_POLICIES = ("none", "selective", "full", "full-sharded", "ffn", "attention", "norm", "sqrt")
 
 

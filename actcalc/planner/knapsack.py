@@ -398,6 +398,16 @@ def _search(mix: Mix, at: int, room: int, base_cost: int, cutoff: int | None) ->
             if rc > limit:
                 break
             visit(shift, rc, edge.count - (g == edge.part), (None, g, i))
+    if sum(n for _, n, _ in mix.parts) <= FEW_LAYERS:
+        below = None if best_cost is None else best_cost - base_cost
+        halved = _halves(mix, edge, core, room, below, limit)
+        states += halved.states
+        if halved.counts is not None:
+            assert halved.gain is not None
+            return Found(base_cost + halved.gain, _counted(mix, halved.counts), states)
+        if best is None or best_cost is None:
+            return None
+        return Found(best_cost, _picks(mix, core, edge, *best), states)
     merged: dict[int, tuple[int, _Trace]] = {0: (0, None)}
     for g in order:
         deviations = core.deviations[g]
@@ -428,6 +438,113 @@ def _search(mix: Mix, at: int, room: int, base_cost: int, cutoff: int | None) ->
     if best is None or best_cost is None:
         return None
     return Found(best_cost, _picks(mix, core, edge, *best), states)
+
+
+FEW_LAYERS = 12
+"""Up to so many layers a mix is searched in two halves: with few layers the gap is wide, the core
+large, and sums of single deviations too many, while each half has few layers to combine."""
+
+
+@dataclass(slots=True)
+class _Front:
+    # Undominated (shift, cost) sums of some layers against the base, by rising shift.
+    shift: Ints
+    cost: Ints
+    loss: NDArray[np.float64]
+    layers: list[tuple[int, Ints, Ints, list[int]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Halved:
+    gain: int | None
+    counts: list[dict[int, int]] | None
+    states: int
+
+
+def _halves(
+    mix: Mix, edge: _Edge, core: _Core, room: int, below: int | None, limit: int
+) -> _Halved:
+    """The cheapest plan costing less than ``below`` above the base, from two halves of the layers.
+
+    Every layer takes the base, the upper end of the break edge, or a deviation; a plan that beats
+    the best known one has reduced costs of at most ``limit`` in all. The undominated sums of each
+    half are few; for each of the first, the best second that still fits is a binary search
+    (Horowitz and Sahni 1974, "Computing partitions with applications to the knapsack problem").
+    """
+    if limit < 0:
+        return _Halved(None, None, 0)
+    choices: list[tuple[Ints, Ints, NDArray[np.float64], list[int]]] = []
+    for g, (menu, _, m) in enumerate(mix.parts):
+        base = core.base[g]
+        near = [(0.0, base)]
+        if g == edge.part:
+            near.append((0.0, core.upper))
+        near += [(float(rc), i) for rc, _, i in core.deviations[g] if rc <= limit]
+        index = [i for _, i in near]
+        choices.append(
+            (
+                (menu.stored[index] - menu.ks[base]) * m,
+                menu.cost[index] - menu.cs[base],
+                np.array([loss for loss, _ in near]),
+                index,
+            )
+        )
+    owners = [g for g, (_, n, _) in enumerate(mix.parts) for _ in range(n)]
+    # Floating point may only ever make the limit looser.
+    loosest = float(limit) * (1 + 1e-9) + 1.0
+    middle = len(owners) // 2
+    states = 0
+
+    def front(members: list[int]) -> _Front:
+        nonlocal states
+        zero = np.zeros(1, dtype=np.int64)
+        found = _Front(zero, zero, np.zeros(1))
+        for g in members:
+            shift, cost, loss, index = choices[g]
+            width = len(index)
+            losses = (found.loss[:, None] + loss).ravel()
+            alive = np.flatnonzero(losses <= loosest)
+            states += len(alive)
+            parent, option = alive // width, alive % width
+            shifts = found.shift[parent] + shift[option]
+            costs = found.cost[parent] + cost[option]
+            order = np.argsort(shifts, kind="stable")
+            sorted_costs = costs[order]
+            least = np.minimum.accumulate(sorted_costs)
+            better = np.ones(len(order), dtype=bool)
+            better[1:] = sorted_costs[1:] < least[:-1]
+            # Of equal shifts only the last of falling costs counts.
+            keep = order[better]
+            keep = keep[np.append(np.diff(shifts[keep]) > 0, True)]
+            steps = [*found.layers, (g, parent[keep], option[keep], index)]
+            found = _Front(shifts[keep], costs[keep], losses[alive[keep]], steps)
+        return found
+
+    first = front(owners[:middle])
+    second = first if owners[:middle] == owners[middle:] else front(owners[middle:])
+    at = np.searchsorted(second.shift, room - first.shift, side="right") - 1
+    fits = np.flatnonzero(at >= 0)
+    if not len(fits):
+        return _Halved(None, None, states)
+    sums = first.cost[fits] + second.cost[at[fits]]
+    best = int(np.argmin(sums))
+    gain = int(sums[best])
+    if below is not None and gain >= below:
+        return _Halved(None, None, states)
+    counts: list[dict[int, int]] = [{} for _ in mix.parts]
+    for half, place in ((first, int(fits[best])), (second, int(at[fits[best]]))):
+        for g, parent, option, index in reversed(half.layers):
+            i = index[int(option[place])]
+            counts[g][i] = counts[g].get(i, 0) + 1
+            place = int(parent[place])
+    return _Halved(gain, counts, states)
+
+
+def _counted(mix: Mix, counts: list[dict[int, int]]) -> Picks:
+    return tuple(
+        tuple((menu.index[i], c) for i, c in sorted(count.items()))
+        for (menu, _, _), count in zip(mix.parts, counts, strict=True)
+    )
 
 
 def _picks(mix: Mix, core: _Core, edge: _Edge, moved: int, trace: _Trace) -> Picks:

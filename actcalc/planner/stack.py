@@ -531,23 +531,26 @@ def best_mix(
     The largest working set is found by :func:`actcalc.planner.levels.search_levels`.
     """
     levels = _levels(parts)
+    # Stages that differ in micro-batches alone share everything derived from their layers.
+    common = math.gcd(*(m for _, _, m in parts))
+    light = [(options, n, m // common) for options, n, m in parts]
     if not working:
-        mix = mix_of(parts, levels[-1])
-        bound = mix.bound(rest) if mix is not None else None
+        mix = mix_of(light, levels[-1])
+        bound = mix.bound(rest // common) if mix is not None else None
         if mix is None or bound is None:
             return None
-        found = mix.solve(rest, cutoff)
+        found = mix.solve(rest // common, cutoff)
         return None if found is None else (found, bound)
     states = 0
 
     def bounded(high: int, room: int) -> int | None:
-        mix = mix_of(parts, high)
-        return None if mix is None else mix.bound(room)
+        mix = mix_of(light, high)
+        return None if mix is None else mix.bound(room // common)
 
     def relaxed(high: int, room: int, below: int | None) -> Relaxed[Picks] | None:
         nonlocal states
-        mix = mix_of(parts, high)
-        found = None if mix is None else mix.solve(room, below)
+        mix = mix_of(light, high)
+        found = None if mix is None else mix.solve(room // common, below)
         if found is None:
             return None
         states += found.states

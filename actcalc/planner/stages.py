@@ -7,7 +7,7 @@ from the layers is kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -24,6 +24,7 @@ from actcalc.planner.bridge import (
     module_options,
     plan_layer,
 )
+from actcalc.planner.knapsack import OptionSet
 from actcalc.planner.methods import greedy, sqrt
 from actcalc.planner.problem import PeakModel, PlanLayer, Problem
 from actcalc.planner.stack import (
@@ -93,11 +94,19 @@ class Stage:
 class RunPlanner:
     """Plans a run's recomputation for any memory budget.
 
-    Raises ``SpecError`` for a combination of settings that has no meaning for the run.
+    ``options`` replaces the ways to run a layer that the semantics has, by those of a target that
+    can execute others. Raises ``SpecError`` for a combination of settings that has no meaning for
+    the run.
     """
 
-    def __init__(self, run: Run, settings: PlanSettings | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        settings: PlanSettings | None = None,
+        options: Callable[[RunPlanner, Graph], OptionSet] | None = None,
+    ) -> None:
         self.run = run
+        self._special = options
         self.settings = settings or PlanSettings()
         self.model: ModelGraph = model_graph(run.model, run.layout, run.workload, run.framework)
         self.costs: Costs = costs_of(self.model, run.device)
@@ -105,6 +114,7 @@ class RunPlanner:
         self.chunks = placement(run.model.layers, run.layout)
         self.flights = held(run.layout, microbatches(run.layout, run.workload))
         self._layers: dict[int, PlanLayer] = {}
+        self._found: dict[int, OptionSet] = {}
         self._check()
         self.stages = tuple(self._stage(index) for index in range(run.layout.pp))
 
@@ -145,6 +155,7 @@ class RunPlanner:
         """The planner's name of the memory model; whole segments are part of ``module``."""
         model = self.settings.memory_model
         segmented = self.settings.semantics == "module" and model == "stored+working"
+        segmented = segmented and self._special is None
         return "stored+working+segments" if segmented and self._one_chunk else model
 
     @property
@@ -174,6 +185,8 @@ class RunPlanner:
         )
 
     def _group(self, graph: Graph, count: int, flight: int) -> LayerGroup:
+        if self._special is not None:
+            return LayerGroup(graph.name, self._replaced(graph), count, inflight=flight)
         if self.settings.semantics == "minimal":
             options = layer_options(self.layer(graph))
             return LayerGroup(graph.name, options, count, inflight=flight)
@@ -182,6 +195,12 @@ class RunPlanner:
         return LayerGroup(
             graph.name, options, count, chain=chain if segmented else None, inflight=flight
         )
+
+    def _replaced(self, graph: Graph) -> OptionSet:
+        assert self._special is not None
+        if id(graph) not in self._found:
+            self._found[id(graph)] = self._special(self, graph)
+        return self._found[id(graph)]
 
     @cached_property
     def _modules(self) -> Mapping[int, tuple[Any, Any]]:
@@ -197,9 +216,7 @@ class RunPlanner:
         """One kind of layer as a problem of its own, op by op."""
         if id(graph) not in self._layers:
             chains = self.settings.method == "sqrt"
-            self._layers[id(graph)] = plan_layer(
-                self.model, graph, self.costs, input_stored=chains
-            )
+            self._layers[id(graph)] = plan_layer(self.model, graph, self.costs, input_stored=chains)
         return self._layers[id(graph)]
 
     def plan(self, budget: int) -> tuple[Plan, ...]:
@@ -230,9 +247,7 @@ class RunPlanner:
             )
             return empty if empty.feasible else replace(empty, cost=None, lower_bound=None)
         if self.settings.method != "optimal":
-            return (sqrt if self.settings.method == "sqrt" else greedy)(
-                self.problem(stage, budget)
-            )
+            return (sqrt if self.settings.method == "sqrt" else greedy)(self.problem(stage, budget))
         return solve_groups(
             stage.groups,
             inflight=max(stage.in_flight),
@@ -351,4 +366,3 @@ def full_policy(model: ModelGraph) -> Policy:
 
 def _shape_text(stage: Stage) -> str:
     return " + ".join(f"{count} {name}" for name, count in stage.shape)
-

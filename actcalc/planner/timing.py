@@ -46,7 +46,9 @@ def time_policies(
     """
     if run.device is None:
         raise SpecError("times need a device", "add --device")
-    roofline = Roofline(graph, rates_of(run.device, run.workload.precision, efficiency))
+    roofline = Roofline(
+        graph, rates_of(run.device, run.workload.precision, efficiency, devices=run.layout.devices)
+    )
     base = step_time(graph, NONE, roofline).total
     return tuple(_timed(run, graph, main, policy, roofline, base) for policy in policies)
 

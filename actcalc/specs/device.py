@@ -65,6 +65,8 @@ class Device(Spec):
     """Peak bandwidth between device and host memory, one direction, in bytes per second."""
     context_bytes: int | None = None
     """Memory the runtime's context takes before the first tensor, in bytes."""
+    compute_capability: int | None = None
+    """Major CUDA compute capability; None for devices of other makers."""
     efficiency: Efficiency | None = None
     """Achieved shares of the peaks."""
 

@@ -14,13 +14,17 @@ from actcalc.specs.check import check
 from actcalc.specs.framework import Framework
 from actcalc.specs.layout import Layout
 from actcalc.specs.model import Model
+from actcalc.specs.training import Training
 from actcalc.specs.validate import build
 from actcalc.specs.workload import Workload
 
 if TYPE_CHECKING:
+    from actcalc.measure.layer import MeasuredLayer
     from actcalc.specs.device import Device
 
-RUN_KEYS = ("model", "layout", "workload", "framework", "device", "policies")
+RUN_KEYS = ("model", "layout", "workload", "training", "framework", "device", "policies")
+MEASURED_LAYER = "actcalc/measured-layer/1"
+"""Schema of a layer that `measure --save` wrote."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -31,6 +35,7 @@ class Source:
     model: Mapping[str, Any]
     layout: Mapping[str, Any] = field(default_factory=dict)
     workload: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
     framework: str | None = None
     profile: str | None = None
     device: str | None = None
@@ -50,12 +55,13 @@ class Run:
     device: Device | None = None
     policies: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    training: Training = field(default_factory=Training)
 
 
 def source(text: str) -> Source:
     """Read what MODEL names: a preset, a run file, a config.json or a folder that holds one.
 
-    Raises ``SpecError`` with a did-you-mean when it names nothing.
+    A flat mapping of Megatron's argument names is one too (:func:`megatron_source`). Raises ``SpecError`` with a did-you-mean when it names nothing.
     """
     if not text.strip():
         raise SpecError("the model's name is empty", "name a preset, a run file or a config.json")
@@ -100,7 +106,66 @@ def _section(values: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
     return dict(section)
 
 
+def megatron_source(text: str) -> Source:
+    """Read a flat JSON or YAML mapping of Megatron's long option names; ``SpecError`` if not."""
+    from actcalc.io.megatron import read_arguments
+    from actcalc.io.yamlfile import read_mapping
+
+    path = Path(text)
+    found = read_arguments(read_mapping(path), path.stem)
+    return Source(
+        name=path.stem,
+        model={"name": path.stem, **found.model},
+        layout=found.layout,
+        workload=found.workload,
+        training=found.training,
+        framework=found.framework,
+        policies=found.policies,
+        warnings=found.warnings,
+    )
+
+
+def _holds_megatron(path: Path) -> bool:
+    if path.is_dir():
+        return False
+    from actcalc.io.yamlfile import read_text
+
+    text = read_text(path)
+    return "num-layers" in text or "hidden-size" in text or "micro-batch-size" in text
+
+
+def measured_layer(text: str) -> MeasuredLayer | None:
+    """The measured layer that the file called ``text`` holds; None if it is none.
+
+    Raises ``SpecError`` for a file that says it is one and cannot be read as one.
+    """
+    path = Path(text)
+    try:
+        with path.open("rb") as stream:
+            holds = MEASURED_LAYER.encode() in stream.read()
+    except (OSError, ValueError):
+        return None
+    if not holds:
+        return None
+    from actcalc.measure.layer import read_layer
+
+    return read_layer(path)
+
+
+def _refuse_measured_layer(path: Path) -> None:
+    """A measured layer has no fields of a model: only commands made for one can take it."""
+    layer = None if path.is_dir() else measured_layer(str(path))
+    if layer is not None:
+        raise SpecError(
+            f"{path} is the measured layer {shorten(layer.name)}, not a model's description",
+            f"`actcalc compare {path}` takes it",
+        )
+
+
 def _file(path: Path) -> Source:
+    _refuse_measured_layer(path)
+    if _holds_megatron(path):
+        return megatron_source(str(path))
     if path.is_dir() or path.suffix == ".json":
         from actcalc.io.hf import read_config_file
 
@@ -143,6 +208,7 @@ def _run_fields(data: dict[str, Any], where: str) -> Source:
         base,
         layout=_section(data, "layout", where),
         workload=_section(data, "workload", where),
+        training=_section(data, "training", where),
         framework=data.get("framework"),
         device=data.get("device"),
         policies=tuple(str(policy) for policy in policies),
@@ -155,6 +221,7 @@ def _merged(base: Source, **parts: Any) -> Source:
         model={**base.model, **parts.get("model", {})},
         layout={**base.layout, **parts.get("layout", {})},
         workload={**base.workload, **parts.get("workload", {})},
+        training={**base.training, **parts.get("training", {})},
         framework=parts.get("framework") or base.framework,
         profile=base.profile,
         device=parts.get("device") or base.device,
@@ -164,13 +231,18 @@ def _merged(base: Source, **parts: Any) -> Source:
 
 
 def overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Turn ``key=value`` settings into field overrides of model, layout and workload.
+    """Turn ``key=value`` settings into field overrides of model, layout, workload and training.
 
     A dotted key reaches a nested field (``moe.experts=64``). Raises ``SpecError`` for a key no
     spec has, or a setting without ``=``.
     """
-    result: dict[str, dict[str, Any]] = {"model": {}, "layout": {}, "workload": {}}
-    kinds: dict[str, type[Spec]] = {"model": Model, "layout": Layout, "workload": Workload}
+    kinds: dict[str, type[Spec]] = {
+        "model": Model,
+        "layout": Layout,
+        "workload": Workload,
+        "training": Training,
+    }
+    result: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
     for setting in settings:
         key, equals, text = setting.partition("=")
         key = key.strip().replace("-", "_")
@@ -239,6 +311,7 @@ def resolve(
     model: Mapping[str, Any] | None = None,
     layout: Mapping[str, Any] | None = None,
     workload: Mapping[str, Any] | None = None,
+    training: Mapping[str, Any] | None = None,
     framework: str | None = None,
     device: str | None = None,
     policies: Sequence[str] = (),
@@ -257,6 +330,7 @@ def resolve(
     plan, raised = _room_for_experts(build(Layout, grid, "layout", vetted=vetted), "dp" in grid)
     step = _apply(origin.workload, {**(workload or {}), **extra["workload"]}, "workload")
     work = build(Workload, step, "workload", vetted=vetted)
+    trained = _apply(origin.training, {**(training or {}), **extra["training"]}, "training")
     check(spec, plan, work)
     profile = load_framework(framework or origin.framework or default_framework(origin, plan))
     _check_profile(profile, plan, work)
@@ -269,6 +343,7 @@ def resolve(
         device=load_device(name) if name else None,
         policies=tuple(policies) or origin.policies,
         warnings=(*origin.warnings, *raised),
+        training=build(Training, trained, "training", vetted=vetted) if trained else Training(),
     )
 
 

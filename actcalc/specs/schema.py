@@ -6,6 +6,7 @@ from typing import Any
 
 from actcalc.specs.layout import Layout
 from actcalc.specs.model import Model
+from actcalc.specs.training import Training
 from actcalc.specs.workload import Workload
 
 
@@ -36,6 +37,7 @@ def run_schema() -> dict[str, Any]:
             "model": {"anyOf": [{"type": "string", "description": "preset name"}, model]},
             "layout": part(Layout, "Layout"),
             "workload": part(Workload, "Workload"),
+            "training": part(Training, "Training"),
             "framework": {"type": "string"},
             "device": {"type": "string"},
             "policies": {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from actcalc.errors import SpecError
 from actcalc.layers.algebra import ONE, symbol
 from actcalc.layers.context import Context
 from actcalc.layers.graph import DType, GraphBuilder
@@ -22,12 +21,22 @@ def attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> st
     """Append self-attention of ``source``; return the branch, before dropout and residual."""
     model = ctx.model
     q, k, v = project(g, ctx, source)
-    if kind.rotary or model.position != "rotary" or ctx.kernel("nope") == "plain":
-        q, k = normed(g, ctx, q, k)
-    else:
+    norm_last = ctx.kernel("qk_norm") == "after_rotary"
+    if not kind.rotary and model.position == "rotary" and ctx.kernel("nope") == "scaled":
         q = _scaled(g, ctx, q)
+    elif not norm_last:
+        q, k = normed(g, ctx, q, k)
+    if model.clip_qkv and not model.packed_qkv:
+        q, k, v = (
+            replace(x, storage=_clamp(g, x.storage, name))
+            for x, name in ((q, "q"), (k, "k"), (v, "v"))
+        )
     if kind.rotary:
         q, k = rotate(g, ctx, kind, q, k)
+        if ctx.kernel("rope_scale") == "scaled":
+            q = _rescaled(g, ctx, q)
+        if norm_last:
+            q, k = normed(g, ctx, q, k)
     core = Core(
         q, k, v, kind,
         causal=model.causal, keys=ctx.s, query_width=model.head_dim, value_width=model.head_dim,
@@ -35,6 +44,25 @@ def attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> st
     )  # fmt: skip
     context = attend(g, ctx, core)
     return close(g, ctx, context)
+
+
+def _clamp(g: GraphBuilder, source: str, name: str) -> str:
+    """Append a clamp, which keeps its input (ClampBackward)."""
+    out = g.tensor(f"{name}_clamped", g.shape(source), g.dtype(source))
+    g.op(f"{name}_clamp", "activation", GROUP, [source], [out], saves=[source], modules=MODULE)
+    return out
+
+
+def _rescaled(g: GraphBuilder, ctx: Context, q: Heads) -> Heads:
+    """Append the scaling of rotated queries by position (Ministral3Attention)."""
+    scales = g.tensor("q_scales", (ONE, ONE, ctx.s, ONE), ctx.residual)
+    out = replace(q, storage="q_by_position")
+    g.tensor("q_by_position", out.shape(ctx), g.dtype(q.storage))
+    g.op(
+        "q_scale", "multiply", GROUP, [q.storage], ["q_by_position", scales], saves=[scales],
+        modules=MODULE,
+    )  # fmt: skip
+    return out
 
 
 def _scaled(g: GraphBuilder, ctx: Context, q: Heads) -> Heads:
@@ -65,26 +93,23 @@ def project(g: GraphBuilder, ctx: Context, source: str) -> Triple:
         return _falcon(g, ctx, source)
     if ctx.kernel("qkv") == "copied":
         return _copied(g, ctx, source)
-    if model.clip_qkv:
-        raise SpecError(
-            f"clamped queries, keys and values of {model.name} are not modelled",
-            "set clip_qkv to false, or use --framework paper",
-        )
     bias = model.qkv_bias
     if model.packed_qkv:
         storage = linear(
             g, ctx, "qkv", GROUP, source,
             inside=ctx.h, outside=ctx.q_width + ctx.kv_width * 2, bias=bias, modules=MODULE,
         )  # fmt: skip
-        names = (storage,) * 3
+        if model.clip_qkv:
+            storage = _clamp(g, storage, "qkv")
+        names = [storage] * 3
     else:
-        names = tuple(
+        names = [
             linear(
                 g, ctx, part, GROUP, source, inside=ctx.h, outside=width, bias=bias,
                 modules=MODULE, out=f"{part}_proj",
             )
             for part, width in (("q", ctx.q_width), ("k", ctx.kv_width), ("v", ctx.kv_width))
-        )  # fmt: skip
+        ]  # fmt: skip
     q = Heads(names[0], symbol("a"), model.heads, ctx.d, sliced=model.packed_qkv)
     kv = replace(q, heads=ctx.kv_heads, count=model.kv_heads)
     return q, replace(kv, storage=names[1]), replace(kv, storage=names[2])
@@ -143,8 +168,8 @@ def normed(g: GraphBuilder, ctx: Context, q: Heads, k: Heads) -> tuple[Heads, He
 def _normed(g: GraphBuilder, ctx: Context, x: Heads, name: str) -> Heads:
     kind = ctx.model.qk_norm
     if kind == "full":
-        shape = (ctx.b, ctx.s, x.heads * x.width)
-        out = norm(g, ctx, f"{name}_norm", x.storage, shape=shape, modules=MODULE)
+        whole = (ctx.b, ctx.s, x.heads * x.width)
+        out = norm(g, ctx, f"{name}_norm", x.storage, shape=whole, modules=MODULE)
     else:
         shape = (ctx.b, ctx.s, x.heads, x.width)
         weight = (x.heads, x.width) if kind == "heads" else None

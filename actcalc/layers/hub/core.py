@@ -26,6 +26,7 @@ Kernel = Literal["flash", "efficient", "math"]
 
 _FLASH_MULTIPLE = 8
 _BIAS_MULTIPLE = 16
+_LSE_MULTIPLE = 32
 _FLASH_WIDEST = 256
 
 
@@ -64,22 +65,28 @@ def _short_window(ctx: Context, x: Core) -> bool:
     return 0 < x.kind.window <= ctx.workload.seq
 
 
+def _padded(ctx: Context) -> bool:
+    """Whether a mask of padded positions is passed (images have none)."""
+    return ctx.workload.padding_mask and not ctx.model.patches
+
+
 def needs_mask(ctx: Context, x: Core) -> bool:
     """Whether scaled_dot_product_attention gets a mask (masking_utils.py, ``sdpa_mask``)."""
     always = ctx.kernel("sdpa_mask") == "always"
-    return always or ctx.workload.padding_mask or _short_window(ctx, x) or bool(x.bias)
+    return always or _padded(ctx) or _short_window(ctx, x) or bool(x.bias)
 
 
-def choose(ctx: Context, x: Core, *, masked: bool, grouped: bool) -> Kernel:
+def choose(ctx: Context, x: Core, *, masked: bool, grouped: bool, native: bool) -> Kernel:
     """The kernel scaled_dot_product_attention runs on a GPU from sm_80 on.
 
-    ``grouped`` says that keys have fewer heads than queries (``enable_gqa``). Source:
+    ``grouped`` says that keys have fewer heads than queries, ``native`` that PyTorch is told so
+    (``enable_gqa``). Source:
     ``can_use_flash_attention`` and ``can_use_mem_efficient_attention`` in ATen's
     ``transformers/cuda/sdp_utils.cpp``, tried in that order, then the math implementation.
     """
     half = ctx.act is not DType.FP32
     width, value = x.query_width, x.value_width
-    if half and not masked and width == value <= _FLASH_WIDEST:
+    if half and not masked and width == value <= _FLASH_WIDEST and (native or not grouped):
         return "flash"
     # CUTLASS moves 128 bits at a time: 8 half or 4 single precision elements.
     alignment = 8 if half else 4
@@ -108,7 +115,7 @@ def additive_mask(g: GraphBuilder, ctx: Context, x: Core) -> list[str]:
 
     A bidirectional mask without padding is skipped (masking_utils.py, ``eager_mask``).
     """
-    if not (x.causal or ctx.workload.padding_mask or _short_window(ctx, x)):
+    if not (x.causal or _padded(ctx) or _short_window(ctx, x)):
         return []
     name = "attention_mask" if x.kind.attention == "full" else f"{x.kind.attention}_mask"
     dtype = DType.BOOL if ctx.kernel("mask") == "fill" else ctx.residual
@@ -122,10 +129,14 @@ def eager(g: GraphBuilder, ctx: Context, x: Core) -> str:
     scores (``input``; autocast runs it in fp32 all the same). It keeps its result, the product
     its operand.
     """
-    k, v = repeated(g, ctx, x.k, x.q, "k"), repeated(g, ctx, x.v, x.q, "v")
-    v = merged(g, ctx, in_act(g, ctx, v, "v"), "v")
     wide = ctx.kernel("scores") == "fp32" and not ctx.autocast
     operand = DType.FP32 if wide else ctx.act
+    k, v = x.k, x.v
+    if ctx.kernel("sdpa_grouped") == "broadcast":
+        # The product itself broadcasts one head, after autocast's copy of it.
+        k = in_type(g, ctx, k, "k", operand)
+    k, v = repeated(g, ctx, k, x.q, "k"), repeated(g, ctx, v, x.q, "v")
+    v = merged(g, ctx, in_act(g, ctx, v, "v"), "v")
     q = merged(g, ctx, in_type(g, ctx, x.q, "q", operand), "q")
     k = merged(g, ctx, in_type(g, ctx, k, "k", operand), "k")
     shape = _scores(ctx, x)
@@ -137,6 +148,12 @@ def eager(g: GraphBuilder, ctx: Context, x: Core) -> str:
         g.op("softcap", "activation", GROUP, [scores], [capped], saves=[capped], modules=CORE)
         scores = capped
     if ctx.model.attention_sinks:
+        if ctx.kernel("attention_sinks") != "joint":
+            raise SpecError(
+                f"the attention sinks of {ctx.model.family} models are not modelled as "
+                f"{ctx.framework.name} computes them",
+                "use --framework paper for an estimate",
+            )
         probs = _sink_softmax(g, ctx, x, scores)
     else:
         probs = softmax(g, ctx, scores, shape, additive_mask(g, ctx, x))
@@ -158,6 +175,9 @@ def softmax(
     """
     inputs = [scores, *masks]
     filled = masks if ctx.kernel("mask") == "fill" else []
+    if ctx.kernel("softmax") == "floored":
+        scores = _floored(g, ctx, scores, shape, masks)
+        inputs = [scores]
     wide = ctx.kernel("softmax") == "fp32"
     kept = DType.FP32 if wide or ctx.autocast else ctx.act
     probs = g.tensor("probs", shape, kept)
@@ -167,6 +187,20 @@ def softmax(
         g.op("softmax_cast", "copy", GROUP, [probs], [cast], modules=CORE)
         return cast
     return probs
+
+
+def _floored(
+    g: GraphBuilder, ctx: Context, scores: str, shape: tuple[Expr, ...], masks: list[str]
+) -> str:
+    """Append the maximum of masked scores and the smallest number, which keeps both (XGLM)."""
+    masked = g.tensor("scores_masked", shape, ctx.residual)
+    floor = g.tensor("scores_floor", (), DType.FP32)
+    out = g.tensor("scores_floored", shape, ctx.residual)
+    g.op(
+        "floor", "activation", GROUP, [scores, *masks], [out, masked, floor],
+        saves=[masked, floor], modules=CORE,
+    )  # fmt: skip
+    return out
 
 
 def _sink_softmax(g: GraphBuilder, ctx: Context, x: Core, scores: str) -> str:
@@ -203,24 +237,22 @@ def _sdpa(g: GraphBuilder, ctx: Context, x: Core) -> str:
     Keys and values keep their number of heads only without a mask and with one width of at most
     256; else they are repeated first.
     """
-    if ctx.model.attention_softcap:
+    if ctx.kernel("sdpa") == "none" or ctx.model.attention_softcap or ctx.model.attention_sinks:
         raise SpecError(
-            f"scaled_dot_product_attention has no soft cap of scores ({ctx.model.name})",
-            "use --attention eager or flash",
+            f"transformers has no scaled_dot_product_attention for {ctx.model.family} models "
+            f"({ctx.model.name})",
+            "use --attention eager",
         )
     masked = needs_mask(ctx, x)
     native = ctx.kernel("sdpa_grouped") == "native"
     q, k, v = x.q, x.k, x.v
     grouped = k.count != q.count
-    if grouped and native:
-        if masked or not x.query_width == x.value_width <= _FLASH_WIDEST:
-            k, v = repeated(g, ctx, k, q, "k"), repeated(g, ctx, v, q, "v")
-            grouped = False
+    if grouped and native and (masked or not x.query_width == x.value_width <= _FLASH_WIDEST):
+        k, v = repeated(g, ctx, k, q, "k"), repeated(g, ctx, v, q, "v")
+        grouped = False
     q, k, v = (in_act(g, ctx, t, n) for t, n in ((q, "q"), (k, "k"), (v, "v")))
     x = replace(x, q=q, k=k, v=v)
-    kernel: Kernel = choose(ctx, x, masked=masked, grouped=grouped)
-    if kernel == "flash" and grouped and not native:
-        kernel = "math"
+    kernel = choose(ctx, x, masked=masked, grouped=grouped, native=native)
     if kernel == "flash":
         return _flash(g, ctx, x, "sdpa_flash", rng_bytes=24)
     if kernel == "efficient":
@@ -237,13 +269,11 @@ def _flash(g: GraphBuilder, ctx: Context, x: Core, name: str, *, rng_bytes: int)
     padding = -x.query_width % _FLASH_MULTIPLE
     if padding:
         width = x.q.width + padding
-        x = replace(
-            x,
-            **{
-                part: copied(g, ctx, replace(heads, width=width), f"{part}_padded", order="head")
-                for part, heads in (("q", x.q), ("k", x.k), ("v", x.v))
-            },
+        q, k, v = (
+            copied(g, ctx, replace(heads, width=width), f"{part}_padded", order="head")
+            for part, heads in (("q", x.q), ("k", x.k), ("v", x.v))
         )
+        x = replace(x, q=q, k=k, v=v)
     lse = g.tensor("logsumexp", (ctx.b, x.q.heads, ctx.s), DType.FP32)
     made = [lse]
     if rng_bytes:
@@ -270,9 +300,11 @@ def _efficient(g: GraphBuilder, ctx: Context, x: Core, *, masked: bool) -> str:
     """Append the memory-efficient kernel: as flash, plus an additive bias for a mask.
 
     A boolean mask becomes a bias of the activations' type in every layer, whose rows are padded
-    to a multiple of 16. The output is in token order; the random state is two int64.
+    to a multiple of 16; the logsumexp has rows up to a multiple of 32. The output is in token
+    order; the random state is two int64.
     """
-    lse = g.tensor("logsumexp", (ctx.b, x.q.heads, ctx.s), DType.FP32)
+    rows = ctx.s + (-ctx.workload.seq % _LSE_MULTIPLE)
+    lse = g.tensor("logsumexp", (ctx.b, x.q.heads, rows), DType.FP32)
     made = [lse, g.tensor("rng_state", (ONE * 16,), DType.UINT8)]
     inputs = list(dict.fromkeys([x.q.storage, x.k.storage, x.v.storage]))
     kept = list(inputs)
@@ -290,20 +322,18 @@ def _efficient(g: GraphBuilder, ctx: Context, x: Core, *, masked: bool) -> str:
 def boolean_mask(g: GraphBuilder, ctx: Context, x: Core) -> str:
     """Declare the boolean mask that the model makes once for all layers of a kind."""
     name = "attention_mask" if x.kind.attention == "full" else f"{x.kind.attention}_mask"
-    batch = ctx.b if ctx.workload.padding_mask else ONE
+    batch = ctx.b if _padded(ctx) else ONE
     return g.shared(name, (batch, 1, ctx.s, x.keys), DType.BOOL)
 
 
-def _bias(
-    g: GraphBuilder, ctx: Context, x: Core, inputs: list[str], kept: list[str]
-) -> list[str]:
+def _bias(g: GraphBuilder, ctx: Context, x: Core, inputs: list[str], kept: list[str]) -> list[str]:
     """Add the kernel's additive bias to what it reads and keeps; return what it makes for that.
 
     The bias of positions is one float tensor for all layers, padding and all; a boolean mask is
     turned into a float one in each. Rows are padded, by a copy, to a multiple of 16.
     """
     missing = -ctx.workload.seq % _BIAS_MULTIPLE
-    if x.bias and not missing:
+    if x.bias and not missing and not ctx.autocast:
         shape = (ctx.b, x.q.heads, ctx.s, x.keys)
         inputs.append(g.shared(x.bias, shape, ctx.act))
         kept.append(x.bias)
@@ -362,14 +392,12 @@ def _flash_package(g: GraphBuilder, ctx: Context, x: Core) -> str:
         )
     if x.bias or ctx.model.attention_sinks:
         what = "additive position biases" if x.bias else "attention sinks"
-        raise SpecError(
-            f"flash-attn 2 has no {what} ({ctx.model.name})", "use --attention eager"
-        )
+        raise SpecError(f"flash-attn 2 has no {what} ({ctx.model.name})", "use --attention eager")
     q, k, v = (in_act(g, ctx, t, n) for t, n in ((x.q, "q"), (x.k, "k"), (x.v, "v")))
     if x.value_width != x.query_width:
         v = copied(g, ctx, replace(v, width=q.width), "v_padded", order="token")
     x = replace(x, q=q, k=k)
-    if not ctx.workload.padding_mask:
+    if not _padded(ctx):
         if v is x.v or v.width == x.v.width:
             return _flash(g, ctx, replace(x, v=v), "flash_attention", rng_bytes=16)
         padded = replace(x, v=v, q=replace(q, order="head"))

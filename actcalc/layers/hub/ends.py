@@ -69,15 +69,13 @@ def _look_up(g: GraphBuilder, ctx: Context) -> tuple[str, str]:
         weights.append(Weight("token_type_embedding", segments, scope="token_types"))
         rows = ctx.b if ctx.kernel("token_type_ids") == "batch" else ONE
         made.append(g.tensor("token_type_ids", (rows, ctx.s), DType.INT64))
+    if ctx.kernel("embedding_scale") == "tensor":
+        made.append(g.tensor("embedding_scale", (), ctx.residual))
     saves += made
     out = g.tensor("embedded", (ctx.b, ctx.s, width), ctx.residual)
-    g.op(
-        "embedding", "embedding", "embedding", [ids], [out, *made], saves=saves, weights=weights
-    )
+    g.op("embedding", "embedding", "embedding", [ids], [out, *made], saves=saves, weights=weights)
     if width != inner:
-        out = linear(
-            g, ctx, "embedding_projection", "embedding", out, inside=width, outside=ctx.h
-        )
+        out = linear(g, ctx, "embedding_projection", "embedding", out, inside=width, outside=ctx.h)
     return ids, out
 
 
@@ -94,9 +92,14 @@ def _patches(g: GraphBuilder, ctx: Context) -> tuple[str, str]:
         Weight("position_embedding", (symbol("o"), ctx.h)),
     ]
     flops = ctx.b * tokens * ctx.h * model.patches * 2
+    kept = []
+    if ctx.autocast:
+        kept.append(g.tensor("pixels_cast", g.shape(pixels), ctx.act))
+        kept.append(g.tensor("patch_embedding_weight", (ctx.h, ONE * model.patches), ctx.act))
     g.op(
-        "patch_embedding", "linear", "embedding", [pixels], [out], flops=flops, weights=weights
-    )
+        "patch_embedding", "linear", "embedding", [pixels], [out, *kept], saves=kept, flops=flops,
+        weights=weights,
+    )  # fmt: skip
     return pixels, out
 
 
@@ -112,9 +115,7 @@ def head_graph(ctx: Context) -> Graph:
         return g.build("input", stream)
     if model.head == "mlm":
         width = _table_width(ctx)
-        stream = linear(
-            g, ctx, "transform", "head", stream, inside=ctx.h, outside=width, bias=True
-        )
+        stream = linear(g, ctx, "transform", "head", stream, inside=ctx.h, outside=width, bias=True)
         shape = (ctx.b, ctx.s, width)
         stream = activate(g, ctx, "transform_activation", stream, shape, group="head", modules=())
         stream = norm(g, ctx, "head_norm", stream, group="head", modules=())

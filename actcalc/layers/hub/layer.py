@@ -17,12 +17,8 @@ from actcalc.specs import LayerKind
 def layer_graph(ctx: Context, kind: LayerKind) -> Graph:
     """The graph of one layer of ``kind``."""
     g = GraphBuilder(kind.label)
-    g.tensor("input", (ctx.b, ctx.s, ctx.h), stream_dtype(ctx))
+    g.tensor("input", (ctx.b, ctx.s, ctx.h), ctx.residual)
     return g.build("input", _body(g, ctx, kind, "input"))
-
-
-def stream_dtype(ctx: Context):
-    return ctx.residual
 
 
 def _body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
@@ -65,7 +61,8 @@ def _feed(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
 
 def _add(g: GraphBuilder, ctx: Context, what: str, branch: str, stream: str, out: str) -> str:
     """Append the branch's dropout and its addition to the stream, which keeps nothing."""
-    if ctx.hidden_dropout and not (what == "attention" and ctx.kernel("attention_output_dropout") == "none"):
+    spared = what == "attention" and ctx.kernel("attention_output_dropout") == "none"
+    if ctx.hidden_dropout and not spared:
         branch = dropout(g, f"{what}_dropout", what, branch)
     dtype = promoted(g.dtype(branch), g.dtype(stream))
     g.tensor(out, g.shape(stream), dtype)

@@ -34,7 +34,9 @@ def linear(
     """
     leading = tuple(Expr.of(dim) for dim in (g.shape(source)[:-1] if rows is None else rows))
     width_in, width_out = Expr.of(inside), Expr.of(outside)
-    made = g.tensor(out or f"{name}_out", (*leading, width_out), ctx.act)
+    # A bias that is added apart is in fp32 under autocast, and so is the sum (FalconLinear).
+    apart = bias and ctx.kernel("bias") == "apart"
+    made = g.tensor(out or f"{name}_out", (*leading, width_out), ctx.residual if apart else ctx.act)
     outputs, saves = [made], []
     if g.dtype(source) is ctx.act:
         saves.append(source)

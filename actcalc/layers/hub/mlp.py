@@ -170,39 +170,25 @@ def feed_forward(
     biased = model.mlp_bias if bias is None else bias
     rows = (ctx.b, ctx.s)
     hidden = (*rows, wide)
-    first = {"inside": ctx.h, "bias": biased, "modules": modules}
+
+    def project(name: str, outside: Expr) -> str:
+        return linear(
+            g, ctx, f"{prefix}{name}", GROUP, source,
+            inside=ctx.h, outside=outside, bias=biased, modules=modules,
+        )  # fmt: skip
+
     if not model.gated:
-        up = _linear(g, ctx, f"{prefix}fc1", source, outside=wide, **first)
+        up = project("fc1", wide)
         active = activate(g, ctx, f"{prefix}activation", up, hidden, modules=modules)
     else:
-        if model.packed_gate:
-            gate = up = _linear(g, ctx, f"{prefix}gate_up", source, outside=wide * 2, **first)
-        else:
-            gate = _linear(g, ctx, f"{prefix}gate", source, outside=wide, **first)
-            up = ""
+        packed = model.packed_gate
+        gate = project("gate_up", wide * 2) if packed else project("gate", wide)
         active = activate(g, ctx, f"{prefix}activation", gate, hidden, modules=modules)
-        up = up or _linear(g, ctx, f"{prefix}up", source, outside=wide, **first)
+        up = gate if packed else project("up", wide)
         active = product(g, f"{prefix}gated", active, up, hidden, modules=modules)
     if ctx.workload.dropout and model.activation_dropout > 0:
         active = dropout(g, f"{prefix}activation_dropout", GROUP, active, modules=modules)
     return linear(
         g, ctx, f"{prefix}fc2", GROUP, active,
         inside=wide, outside=ctx.h, bias=biased, modules=modules,
-    )  # fmt: skip
-
-
-def _linear(
-    g: GraphBuilder,
-    ctx: Context,
-    name: str,
-    source: str,
-    *,
-    inside: Expr,
-    outside: Expr,
-    bias: bool,
-    modules: Iterable[str],
-) -> str:
-    return linear(
-        g, ctx, name, GROUP, source,
-        inside=inside, outside=outside, bias=bias, modules=modules,
     )  # fmt: skip

@@ -48,9 +48,7 @@ def _gated(g: GraphBuilder, ctx: Context, source: str, shared: str) -> str:
     )
     gate = g.tensor("shared_gate_sigmoid", (ctx.b, ctx.s, ONE), ctx.act)
     g.op("shared_gate_sigmoid", "activation", GROUP, [logit], [gate], saves=[gate], modules=SHARED)
-    return product(
-        g, "shared_gated_out", gate, shared, (ctx.b, ctx.s, ctx.h), modules=SHARED
-    )
+    return product(g, "shared_gated_out", gate, shared, (ctx.b, ctx.s, ctx.h), modules=SHARED)
 
 
 def _logits(g: GraphBuilder, ctx: Context, source: str, *, fp32: bool) -> str:
@@ -67,6 +65,8 @@ def _logits(g: GraphBuilder, ctx: Context, source: str, *, fp32: bool) -> str:
         g.op("router_cast", "copy", GROUP, [source], [operand], modules=ROUTER)
     logits = g.tensor("router_out", (ctx.b, ctx.s, symbol("E")), DType.FP32)
     weights = [Weight("router.weight", (symbol("E"), ctx.h))]
+    if ctx.kernel("correction_bias") == "parameter":
+        weights.append(Weight("router.correction_bias", (symbol("E"),)))
     g.op(
         "router", "linear", GROUP, [operand], [logits], saves=[operand],
         flops=ctx.tokens * ctx.h * symbol("E") * 2, weights=weights, modules=ROUTER,
@@ -86,6 +86,7 @@ def _choose(
     dtype: DType,
     *,
     normalized: bool,
+    clamped: bool = False,
     cast: DType | None = None,
 ) -> str:
     """Append the choice of experts; return the weights of the chosen.
@@ -98,6 +99,8 @@ def _choose(
     kept = [*made, g.tensor("router_indices", _chosen(ctx), DType.INT64)]
     if _spec(ctx).groups > 1 and _spec(ctx).router == "softmax":
         kept.append(g.tensor("router_group_mask", (ctx.tokens, symbol("E")), DType.BOOL))
+    if clamped:
+        kept.append(g.tensor("router_sum_unclamped", (ctx.tokens, ONE), dtype))
     if normalized:
         kept.append(g.tensor("router_sum", (ctx.tokens, ONE), dtype))
         kept.append(g.tensor("router_chosen", _chosen(ctx), dtype))
@@ -109,23 +112,51 @@ def _choose(
     return weights
 
 
-def _softmax(g: GraphBuilder, ctx: Context, source: str, *, fp32: bool, cast: bool) -> str:
+def _softmax(
+    g: GraphBuilder,
+    ctx: Context,
+    source: str,
+    *,
+    fp32: bool,
+    cast: bool,
+    clamped: bool = False,
+) -> str:
     """Softmax of all experts in fp32, then the best ones (MixtralTopKRouter)."""
     logits = _logits(g, ctx, source, fp32=fp32)
     probs = g.tensor("router_probs", (ctx.tokens, symbol("E")), DType.FP32)
     return _choose(
         g, ctx, [logits], [probs], DType.FP32,
-        normalized=_spec(ctx).normalize_topk, cast=g.dtype(logits) if cast else None,
+        normalized=_spec(ctx).normalize_topk, clamped=clamped, cast=ctx.act if cast else None,
     )  # fmt: skip
 
 
-def _sigmoid(g: GraphBuilder, ctx: Context, source: str) -> str:
+def _sparsemixer(g: GraphBuilder, ctx: Context, source: str) -> str:
+    """One masked softmax per chosen expert, sampled (PhimoeTopKRouter, ``sparsemixer``).
+
+    Each keeps its mask, its probabilities, the index and the probability chosen.
+    """
+    logits = _logits(g, ctx, source, fp32=False)
+    kept = []
+    for rank in range(_spec(ctx).topk):
+        kept += [
+            g.tensor(f"router_mask{rank}", (ctx.tokens, symbol("E")), DType.BOOL),
+            g.tensor(f"router_probs{rank}", (ctx.tokens, symbol("E")), ctx.act),
+            g.tensor(f"router_index{rank}", (ctx.tokens, ONE), DType.INT64),
+            g.tensor(f"router_chosen{rank}", (ctx.tokens, ONE), ctx.act),
+        ]
+    weights = g.tensor("routing_weights", _chosen(ctx), ctx.act)
+    g.op(
+        "topk", "router", GROUP, [logits], [weights, *kept], saves=kept, modules=ROUTER,
+        rerunnable=False,
+    )  # fmt: skip
+    return weights
+
+
+def _sigmoid(g: GraphBuilder, ctx: Context, source: str, *, fp32: bool) -> str:
     """Sigmoid scores in fp32, chosen with a bias that has no gradient (DeepseekV3TopkRouter)."""
-    logits = _logits(g, ctx, source, fp32=True)
+    logits = _logits(g, ctx, source, fp32=fp32)
     scores = g.tensor("router_scores", (ctx.tokens, symbol("E")), DType.FP32)
-    return _choose(
-        g, ctx, [logits], [scores], DType.FP32, normalized=_spec(ctx).normalize_topk
-    )
+    return _choose(g, ctx, [logits], [scores], DType.FP32, normalized=_spec(ctx).normalize_topk)
 
 
 def _softmax_of_chosen(g: GraphBuilder, ctx: Context, source: str, *, fp32: bool) -> str:
@@ -164,14 +195,19 @@ ROUTERS: dict[str, Router] = {
     "softmax": lambda g, ctx, source: _softmax(g, ctx, source, fp32=False, cast=False),
     "softmax_cast": lambda g, ctx, source: _softmax(g, ctx, source, fp32=False, cast=True),
     "softmax_fp32": lambda g, ctx, source: _softmax(g, ctx, source, fp32=True, cast=False),
-    "sigmoid": _sigmoid,
+    "softmax_fp32_clamped": lambda g, ctx, source: _softmax(
+        g, ctx, source, fp32=True, cast=True, clamped=True
+    ),
+    "sparsemixer": _sparsemixer,
+    "sigmoid": lambda g, ctx, source: _sigmoid(g, ctx, source, fp32=True),
+    "sigmoid_half": lambda g, ctx, source: _sigmoid(g, ctx, source, fp32=False),
     "softmax_of_chosen": lambda g, ctx, source: _softmax_of_chosen(g, ctx, source, fp32=False),
     "softmax_of_chosen_fp32": lambda g, ctx, x: _softmax_of_chosen(g, ctx, x, fp32=True),
     "sigmoid_of_chosen": _sigmoid_of_chosen,
 }
 
 
-def _expert_weights(ctx: Context, rows: Expr) -> tuple[list[Weight], list[Weight]]:
+def _expert_weights(ctx: Context) -> tuple[list[Weight], list[Weight]]:
     spec, width, experts = _spec(ctx), symbol("w"), symbol("E")
     both = width * 2 if ctx.model.gated else width
     first = [Weight("experts.up", (experts, both, ctx.h), expert=True)]
@@ -182,9 +218,7 @@ def _expert_weights(ctx: Context, rows: Expr) -> tuple[list[Weight], list[Weight
     return first, second
 
 
-def _activated(
-    g: GraphBuilder, ctx: Context, source: str, shape: tuple[Expr, ...]
-) -> str:
+def _activated(g: GraphBuilder, ctx: Context, source: str, shape: tuple[Expr, ...]) -> str:
     """Append the experts' nonlinearity; gate and linear part are halves of ``source``."""
     if ctx.model.activation == "swiglu_oai":
         return _clamped(g, ctx, source, shape)
@@ -228,7 +262,7 @@ def _grouped(g: GraphBuilder, ctx: Context, source: str, weights: str) -> str:
         "expert_gather", "copy", GROUP, [source, weights],
         [gathered, sorted_weights, offsets, *indices], saves=indices, modules=EXPERTS,
     )  # fmt: skip
-    first, second = _expert_weights(ctx, rows)
+    first, second = _expert_weights(ctx)
     both = wide * 2 if ctx.model.gated else wide
     up = g.tensor("expert_up", (rows, both), dtype)
     g.op(
@@ -258,23 +292,42 @@ def _every_token(g: GraphBuilder, ctx: Context, source: str, weights: str) -> st
     """
     wide, experts = symbol("w"), symbol("E")
     rows = ctx.tokens * experts
-    repeated = g.tensor("expert_repeated", (experts, ctx.tokens, ctx.h), ctx.act)
+    repeated = g.tensor("expert_repeated", (experts, ctx.tokens, ctx.h), g.dtype(source))
     scales = g.tensor("expert_weights", (rows, ONE), ctx.act)
     g.op("expert_repeat", "copy", GROUP, [source, weights], [repeated, scales], modules=EXPERTS)
     scaled = product(
         g, "expert_scaled", repeated, scales, (experts, ctx.tokens, ctx.h), modules=EXPERTS
     )
-    first, second = _expert_weights(ctx, rows)
-    up = g.tensor("expert_up", (experts, ctx.tokens, wide * 2), ctx.act)
-    g.op(
-        "expert_fc1", "linear", GROUP, [scaled], [up], saves=[scaled],
-        flops=rows * ctx.h * wide * 4, weights=first, modules=EXPERTS,
-    )  # fmt: skip
+    first, second = _expert_weights(ctx)
+    up = _batched(g, ctx, "expert_fc1", scaled, (experts, ctx.h, wide * 2), first)
     active = _activated(g, ctx, up, (experts, ctx.tokens, wide))
+    down = _batched(g, ctx, "expert_fc2", active, (experts, wide, ctx.h), second)
     out = g.tensor("experts_out", (ctx.b, ctx.s, ctx.h), ctx.act)
+    g.op("expert_sum", "add", GROUP, [down], [out], modules=EXPERTS)
+    return out
+
+
+def _batched(
+    g: GraphBuilder,
+    ctx: Context,
+    name: str,
+    source: str,
+    shape: tuple[Expr, Expr, Expr],
+    weights: list[Weight],
+) -> str:
+    """Append one product per expert (bmm); autocast copies weights, and an input in fp32."""
+    experts, inside, outside = shape
+    out = g.tensor(f"{name}_out", (experts, ctx.tokens, outside), ctx.act)
+    made, saves = [out], [source]
+    if g.dtype(source) is not ctx.act:
+        saves = [g.tensor(f"{name}_input", (experts, ctx.tokens, inside), ctx.act)]
+        made += saves
+    if ctx.autocast:
+        saves.append(g.tensor(f"{name}_weight", shape, ctx.act))
+        made.append(saves[-1])
     g.op(
-        "expert_fc2", "linear", GROUP, [active], [out], saves=[active],
-        flops=rows * ctx.h * wide * 2, weights=second, modules=EXPERTS,
+        name, "linear", GROUP, [source], made, saves=saves,
+        flops=experts * ctx.tokens * inside * outside * 2, weights=weights, modules=EXPERTS,
     )  # fmt: skip
     return out
 
@@ -283,4 +336,3 @@ EXPERT_KERNELS: dict[str, Callable[[GraphBuilder, Context, str, str], str]] = {
     "grouped": _grouped,
     "every_token": _every_token,
 }
-

@@ -70,9 +70,20 @@ def _native_fp32(n: _Norm) -> None:
 
 
 def _native_plus_one(n: _Norm) -> None:
-    """native_layer_norm with ``weight + 1``, which is made anew (NemotronLayerNorm1P)."""
-    _native(n)
-    n.keep("weight_plus_one", n.ctx.residual, n.weight)
+    """native_layer_norm with ``weight + 1``, which is made anew (NemotronLayerNorm1P).
+
+    Under autocast it casts all of its inputs to half precision itself.
+    """
+    if n.g.dtype(n.source) is n.ctx.act:
+        n.saves.append(n.source)
+    else:
+        n.keep("input", n.ctx.act)
+    n.keep_statistic("mean")
+    n.keep_statistic("rstd")
+    n.keep("weight_plus_one", n.ctx.act, n.weight)
+    if n.ctx.autocast:
+        n.keep("bias", n.ctx.act, n.weight)
+    n.out = n.ctx.act
 
 
 def _rms(n: _Norm) -> None:

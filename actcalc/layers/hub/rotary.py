@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from actcalc.layers.algebra import ONE, Expr, symbol
@@ -47,14 +46,13 @@ ROTARY_KERNELS: dict[str, Rotation] = {
     "half_tables": Rotation(share=2, order="head"),
     # Even and odd entries; cosine and sine repeated for each in every layer, q and k apart,
     # before heads and sequence are transposed.
-    "interleaved": Rotation(
-        shared=False, apart=True, order="token", partial_order="token"
-    ),
+    "interleaved": Rotation(shared=False, apart=True, order="token", partial_order="token"),
     "interleaved_fp32": Rotation(
         table=DType.FP32, shared=False, apart=True, order="token", partial_order="token", cast=True
     ),
     # Cosine and sine repeated for even and odd entries in every layer.
     "interleaved_layer": Rotation(shared=False),
+    "interleaved_layer_fp32": Rotation(table=DType.FP32, shared=False, cast=True),
     # Pairs as complex numbers in fp32, before heads and sequence are transposed.
     "complex": Rotation(table=DType.FP32, tables=1, share=2, components=2, cast=True),
 }
@@ -117,7 +115,5 @@ def _rotate(g: GraphBuilder, ctx: Context, kind: LayerKind, x: Heads, name: str)
     out = replace(x, storage=name, sliced=False, order=order or x.order)
     g.tensor(name, out.shape(ctx), dtype)
     inputs = [x.storage, *(table for table in kept if table not in made)]
-    g.op(
-        f"{name}_rotate", "rotary", GROUP, inputs, [name, *made], saves=kept, modules=MODULE
-    )
+    g.op(f"{name}_rotate", "rotary", GROUP, inputs, [name, *made], saves=kept, modules=MODULE)
     return out

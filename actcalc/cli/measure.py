@@ -1,0 +1,153 @@
+"""``actcalc measure MODEL``: real saved bytes from PyTorch, beside the prediction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from actcalc.cli.options import OutputOptions, RunOptions, refuse_given, with_options
+from actcalc.cli.output import check_units, chosen_format, emit
+from actcalc.errors import SpecError
+
+if TYPE_CHECKING:
+    from actcalc.measure.results import Measured
+    from actcalc.planner.measured import Measurement
+    from actcalc.render.sheet import Sheet
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+Module = Annotated[
+    str | None,
+    typer.Option(
+        "--module",
+        metavar="path.py:factory",
+        help="Measure a module of yours: factory() returns (module, inputs). Runs that file.",
+        show_default=False,
+    ),
+]
+Save = Annotated[
+    str | None,
+    typer.Option(
+        "--save",
+        metavar="FILE",
+        help="Keep the measured layer (.json or .yaml): `actcalc compare FILE` takes it.",
+        show_default=False,
+    ),
+]
+Check = Annotated[bool, typer.Option("--check", help="Exit with 1 unless the prediction is exact.")]
+Model = Annotated[
+    str | None,
+    typer.Argument(metavar="[MODEL]", help="Preset, config.json or its folder; or use --module."),
+]
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@with_options(RunOptions, OutputOptions)
+def measure(
+    options: RunOptions,
+    output: OutputOptions,
+    model: Model = None,
+    module: Module = None,
+    save: Save = None,
+    check: Check = False,
+) -> int:
+    """Real saved bytes from PyTorch, beside the prediction, tensor by tensor.
+
+    Builds the transformers model on fake tensors (no weights, no memory, no GPU) and records what
+    autograd keeps for backward. --device cuda also runs one real step. Needs actcalc[torch].
+    """
+    check_units(output.units)
+    chosen_format(output)
+    if (model is None) == (module is None):
+        raise SpecError(
+            "measure takes a MODEL or --module, and was given "
+            + ("neither" if model is None else "both"),
+            "actcalc measure llama-3-8b, or actcalc measure --module block.py:factory",
+        )
+    if options.device not in (None, "cuda"):
+        raise SpecError(
+            f"--device {options.device}: a measurement runs here or nowhere",
+            "use --device cuda for one real step on this machine's GPU, or drop it",
+        )
+    if module is not None and check:
+        raise SpecError("--check compares with a prediction, and --module has none", "drop --check")
+    result, measured = (
+        _of_module(module, options, save is not None)
+        if module is not None
+        else _of_model(model or "", options, save is not None)
+    )
+    if save is not None and measured.layer is not None:
+        from actcalc.measure.layer import write_layer
+
+        write_layer(measured.layer, save)
+        typer.echo(f"wrote {save}: the layer, for `actcalc compare {save}`", err=True)
+
+    def sheets() -> list[Sheet]:
+        from actcalc.render.measure import measure_sheets
+
+        return measure_sheets(result, output.units)
+
+    emit(sheets, result.document, output)
+    return int(check and result.exact is not True)
+
+
+def _of_module(
+    reference: str, options: RunOptions, keep_layer: bool
+) -> tuple[Measurement, Measured]:
+    """Measure a module of the user's, which brings its own sizes."""
+    from actcalc.planner.measured import measure_own_module
+
+    refuse_given(options, "--module", keep=("device", "precision"))
+    precision = options.precision
+    if precision not in (None, "amp-bf16", "amp-fp16"):
+        raise SpecError(
+            f"--precision {precision}: a module of yours has its own element type",
+            "set it inside the factory; amp-bf16 and amp-fp16 run it under autocast",
+        )
+    return measure_own_module(
+        reference,
+        amp=precision.removeprefix("amp-") if precision else None,
+        real=options.device == "cuda",
+        keep_layer=keep_layer,
+    )
+
+
+def _of_model(model: str, options: RunOptions, keep_layer: bool) -> tuple[Measurement, Measured]:
+    """Measure a transformers model beside the run's prediction."""
+    from actcalc.planner.measured import FRAMEWORK, check_measurable, measure_run
+    from actcalc.specs.run import source
+
+    if options.framework not in (None, FRAMEWORK):
+        raise SpecError(
+            f"measure builds transformers models, not {options.framework} ones",
+            "drop --framework; --module measures code of your own",
+        )
+    real = options.device == "cuda"
+    options = replace(options, device=None)
+    origin = source(model)
+    run = options.run(origin, FRAMEWORK)
+    if check_measurable(run) and keep_layer:
+        raise SpecError("--save keeps a layer that is not checkpointed", "drop --policy full")
+    base = replace(options, layers=None).run(origin, FRAMEWORK).model
+    config = _config(model, base, replace(options, layers=None, set=None).run(origin, FRAMEWORK))
+    return measure_run(run, config, layers=options.layers, real=real, keep_layer=keep_layer)
+
+
+def _config(name: str, wanted: Any, plain: Any) -> dict[str, Any]:
+    """The configuration to build: the file's, changed by --set, or one written for a preset."""
+    from actcalc.io import presets
+    from actcalc.io.hub.write import with_changes, write_config
+
+    path = Path(name)
+    preset = presets.exists("models", name) or presets.exists("runs", name)
+    if preset or not (path.is_dir() or path.suffix == ".json"):
+        return write_config(wanted)
+    from actcalc.measure.hf import load_config
+
+    return with_changes(load_config(path), plain.model, wanted)
+
+
+__all__ = ["app"]

@@ -1,0 +1,169 @@
+"""``actcalc plan MODEL``: the cheapest recompute plan within a memory budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from actcalc.cli.options import OutputOptions, RunOptions, with_options
+from actcalc.cli.output import check_units, chosen_format, emit, write_whole
+from actcalc.errors import SpecError
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+MODELS = ("stored", "stored+working", "timeline")
+SEMANTICS = ("minimal", "module")
+METHODS = ("optimal", "sqrt", "greedy")
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@with_options(RunOptions, OutputOptions)
+def plan(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="Preset, run file, config.json, or a planning problem (JSON)."
+        ),
+    ],
+    options: RunOptions,
+    output: OutputOptions,
+    memory: Annotated[
+        str | None,
+        typer.Option("--memory", help="Budget of one GPU: 70GiB, 6GB (default: the device's)."),
+    ] = None,
+    memory_model: Annotated[
+        str | None,
+        typer.Option("--memory-model", help="stored, stored+working (default) or timeline."),
+    ] = None,
+    activations_only: Annotated[
+        bool,
+        typer.Option("--activations-only", help="The budget is for the layers' activations alone."),
+    ] = False,
+    semantics: Annotated[
+        str | None,
+        typer.Option("--semantics", help="minimal (op by op, default) or module (whole modules)."),
+    ] = None,
+    method: Annotated[str, typer.Option("--method", help="optimal, sqrt or greedy.")] = "optimal",
+    frontier: Annotated[
+        bool, typer.Option("--frontier", help="Memory against cost, over the whole range.")
+    ] = False,
+    points: Annotated[
+        int | None, typer.Option("--points", help="Points of the frontier (default 20).")
+    ] = None,
+    same_on_all_stages: Annotated[
+        bool, typer.Option("--same-on-all-stages", help="One plan for all pipeline stages.")
+    ] = False,
+    emit_for: Annotated[
+        str | None,
+        typer.Option(
+            "--emit", help="Ready to paste: megatron, torch, torchtitan, deepspeed, transformers."
+        ),
+    ] = None,
+) -> int:
+    """The cheapest recompute plan that fits a memory budget, with a proof that none is cheaper.
+
+    Chooses for every layer which ops to re-run and which tensors to keep, per pipeline stage.
+    """
+    check_units(output.units)
+    chosen_format(output)
+    one_of("--memory-model", memory_model, MODELS)
+    one_of("--semantics", semantics, SEMANTICS)
+    one_of("--method", method, METHODS)
+    data = _problem(model)
+    if data is not None:
+        given = {
+            "--memory": memory,
+            "--memory-model": memory_model,
+            "--activations-only": activations_only,
+            "--semantics": semantics,
+            "--frontier": frontier,
+            "--points": points,
+            "--same-on-all-stages": same_on_all_stages,
+            "--emit": emit_for,
+        }
+        return _plan_problem(model, data, method, given, options, output)
+    from actcalc.planner.emit import check_target
+    from actcalc.planner.plan import plan_command
+    from actcalc.render.plan import plan_sheets
+
+    if emit_for is not None:
+        check_target(emit_for)
+    if points is not None and not frontier:
+        raise SpecError(f"--points {points} without --frontier", "add --frontier")
+    result = plan_command(
+        options.runs(model),
+        memory,
+        memory_model=memory_model or "stored+working",
+        activations_only=activations_only,
+        semantics=semantics or "minimal",
+        method=method,
+        points=(20 if points is None else points) if frontier else 0,
+        same_on_all_stages=same_on_all_stages,
+        emit=emit_for,
+    )
+    if result.emitted is not None and chosen_format(output) == "table":
+        _paste(result.emitted.text, output)
+        return 0 if result.emitted.feasible else 1
+    emit(lambda: plan_sheets(result, output.units), result.document, output)
+    return 0 if result.feasible else 1
+
+
+def _paste(text: str, output: OutputOptions) -> None:
+    """Print what is to be pasted, and nothing else."""
+    if output.output is None:
+        typer.echo(text, nl=False)
+    else:
+        write_whole(Path(output.output), text)
+
+
+def one_of(name: str, value: str | None, known: tuple[str, ...]) -> None:
+    """Refuse a value that is not among ``known``."""
+    if value is not None and value not in known:
+        raise SpecError(f"{name} {value!r} is not known", "use one of " + ", ".join(known))
+
+
+def _problem(model: str) -> Mapping[str, Any] | None:
+    """The planning problem in the file ``model``, or None if it is something else."""
+    path = Path(model)
+    if path.suffix != ".json" or not path.is_file():
+        return None
+    import json
+
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if isinstance(data, dict) and "layer_types" in data:
+        return data
+    if isinstance(data, dict) and "instances" in data:
+        raise SpecError(
+            f"{model} holds several planning problems", "write one of its instances to a file"
+        )
+    return None
+
+
+def _plan_problem(
+    model: str,
+    data: Mapping[str, Any],
+    method: str,
+    given: Mapping[str, Any],
+    options: RunOptions,
+    output: OutputOptions,
+) -> int:
+    from actcalc.planner import parse_problem
+    from actcalc.planner.plan import plan_problem
+    from actcalc.render.plan import problem_sheets
+
+    idle = [name for name, value in given.items() if value]
+    idle += [f"--{name}" for name, value in vars(options).items() if value is not None]
+    if idle:
+        raise SpecError(
+            f"{model} is a planning problem of its own: {', '.join(idle)} would have no effect",
+            "its budget_bytes, peak_model and inflight are fields of the file",
+        )
+    result = plan_problem(parse_problem(data), method)
+    emit(lambda: problem_sheets(result, output.units), result.document, output)
+    return 0 if result.feasible else 1

@@ -1,0 +1,171 @@
+"""Buffers that are neither states nor activations: workspaces, gather buffers, buckets, context.
+
+Each is one named line with what it is for. Sizes that a library fixes come from the framework
+profile (``buffers`` in presets/frameworks, each with its source); the rest follows from the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from actcalc.layers.model import ModelGraph
+from actcalc.memory.states import Recipe, States, replicas
+from actcalc.memory.timeline import Part
+from actcalc.specs.device import Device
+from actcalc.specs.training import Training
+
+_HOPPER = 9
+
+
+class Buffer(NamedTuple):
+    """One buffer of one stage."""
+
+    name: str
+    bytes: int
+    resident: bool
+    """It stays between steps."""
+    inside: bool
+    """It comes from the framework's allocator (else from the driver or a library)."""
+    about: str
+
+
+def buffers(
+    model: ModelGraph,
+    training: Training,
+    rules: Recipe,
+    device: Device | None,
+    parts: Sequence[Part],
+    held: States,
+    *,
+    head: bool,
+) -> tuple[Buffer, ...]:
+    """Every buffer of one stage; an empty stage has the fixed ones only."""
+    found = [
+        *_workspaces(model, training, device),
+        *_gather(model, head=head),
+        *_data_parallel(model, training, rules, parts, held),
+    ]
+    if device is not None:
+        found += _outside(model, device)
+    return tuple(buffer for buffer in found if buffer.bytes)
+
+
+def _workspaces(model: ModelGraph, training: Training, device: Device | None) -> list[Buffer]:
+    """Workspaces of cuBLAS, held by PyTorch and by Transformer Engine.
+
+    Without a device Hopper's sizes are taken. Deterministic runs set CUBLAS_WORKSPACE_CONFIG to
+    :4096:8, 8 buffers of 4096 KiB (NVIDIA cuBLAS, results reproducibility).
+    """
+    sizes = model.context.framework.buffers
+    major = _HOPPER if device is None else (device.compute_capability or 0)
+    if not major:
+        return []  # no CUDA device
+    new = "hopper" if major >= _HOPPER else "older"
+    torch = sizes.get(f"cublas_{new}", 0)
+    if training.deterministic:
+        torch = sizes.get("cublas_deterministic", torch)
+    engine = sizes.get(f"engine_{new}", 0)
+    experts = model.context.framework.kernels.get("experts")
+    kernels = model.context.workload.kernels
+    streams = 1
+    if model.context.model.moe and experts == "te_grouped" and kernels.moe_grouped_gemm != "off":
+        streams += sizes.get("engine_streams", 0)
+    return [
+        Buffer("cuBLAS workspace", torch, True, True, "PyTorch's, one per stream"),
+        Buffer("GEMM workspace", engine * streams, True, True, "Transformer Engine's"),
+    ]
+
+
+def _gather(model: ModelGraph, *, head: bool) -> list[Buffer]:
+    """Megatron gathers a sequence-parallel input into one buffer that it keeps.
+
+    ``tensor_parallel/layers.py`` takes it from ``get_global_memory_buffer`` under the name "mpu";
+    only Megatron's own linear layers do so: all of them in the local implementation, the output
+    head alone with Transformer Engine.
+    """
+    context = model.context
+    kernels = context.framework.kernels
+    if not context.layout.sp or kernels.get("ends") != "megatron":
+        return []
+    if kernels.get("norm_fusion") != "separate" and not head:
+        return []
+    size = int((context.tokens * context.h * context.act.itemsize).value(model.sizes))
+    return [Buffer("gathered sequence", size, True, True, "Megatron's global memory buffer")]
+
+
+def _data_parallel(
+    model: ModelGraph, training: Training, rules: Recipe, parts: Sequence[Part], held: States
+) -> list[Buffer]:
+    layout = model.context.layout
+    hub = model.context.framework.kernels.get("layer") == "hub"
+    ranks = replicas(layout, training, expert=False)
+    if layout.zero == 3 and ranks > 1:
+        return _sharded(model, training, rules, parts)
+    if hub and layout.dp > 1 and layout.zero == 0:
+        return [
+            Buffer(
+                "gradient buckets",
+                held.gradients,
+                True,
+                True,
+                "DistributedDataParallel reduces copies of the gradients",
+            )
+        ]
+    if hub and layout.dp > 1 and layout.zero in (1, 2):
+        return [
+            Buffer(
+                "reduction bucket",
+                training.bucket_elements * rules.weight,
+                True,
+                True,
+                "DeepSpeed reduce_bucket_size, allocated whole whatever the model's size",
+            )
+        ]
+    return []
+
+
+def _sharded(
+    model: ModelGraph, training: Training, rules: Recipe, parts: Sequence[Part]
+) -> list[Buffer]:
+    """Weights gathered for the layer at work (and the next), and its unreduced gradients.
+
+    Gradients are made in the gathered type and copied to the type they are reduced in
+    (torch.distributed.fsdp fully_shard: _fsdp_collectives.py foreach_reduce).
+    """
+    sizes = [(p.parameters.total, p.parameters) for p in parts]
+    if not sizes:
+        return []
+    depth = 2 if training.prefetch else 1
+    ahead: list[int] = []
+    for part in parts:
+        one = part.parameters.total // part.layers if part.layers > 1 else part.parameters.total
+        ahead += [one] * min(part.count * max(1, part.layers), depth)
+    window = max(sum(ahead[i : i + depth]) for i in range(max(1, len(ahead) - depth + 1)))
+    largest = max(
+        (p.parameters.dense.trained + p.parameters.expert.trained) // max(1, p.layers)
+        for p in parts
+    )
+    gradient = largest * (rules.gathered + rules.gradient)
+    if rules.gathered == rules.gradient:
+        gradient = largest * (rules.gathered + rules.gradient)
+    stays = training.persistent_buffers
+    return [
+        Buffer("gathered weights", window * rules.gathered, stays, True, f"{depth} layers"),
+        Buffer("unreduced gradients", gradient, stays, True, "one layer, and its copy to reduce"),
+    ]
+
+
+def _outside(model: ModelGraph, device: Device) -> list[Buffer]:
+    """What the driver and libraries take beside the framework's allocator."""
+    sizes = model.context.framework.buffers
+    context = device.context_bytes or (sizes.get("context", 0) if device.compute_capability else 0)
+    layout = model.context.layout
+    groups = sum(1 for degree in (layout.tp, layout.pp, layout.cp, layout.dp, layout.ep) if degree > 1)
+    return [
+        Buffer("device context", context, True, False, "CUDA context and loaded kernels"),
+        Buffer(
+            "communicators", groups * sizes.get("communicator", 0), True, False,
+            f"NCCL, {groups} process groups",
+        ),
+    ]  # fmt: skip

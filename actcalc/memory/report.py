@@ -1,0 +1,435 @@
+"""The memory of every pipeline stage at its highest moment, as one result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from actcalc.layers.context import whole
+from actcalc.layers.model import ModelGraph, model_graph, parameters
+from actcalc.memory.buffers import Buffer, buffers
+from actcalc.memory.lora import adapted
+from actcalc.memory.placement import Chunks, microbatches, placement
+from actcalc.memory.states import (
+    NO_PARAMETERS,
+    Parameters,
+    Recipe,
+    States,
+    parameters_of,
+    recipe,
+    replicas,
+    states,
+)
+from actcalc.memory.timeline import Moments, Part, Peak, Timeline, chunk_moments, placed
+from actcalc.policy.rules import parse_policy
+from actcalc.policy.stage import StagePolicy
+from actcalc.specs.result import Result
+from actcalc.specs.run import Run
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class BufferFigure:
+    """One buffer of a stage."""
+
+    name: str
+    """What it is called."""
+    bytes: int
+    """Its size."""
+    resident: bool
+    """It stays between steps."""
+    allocated: bool
+    """The framework's allocator holds it; false for what driver and libraries take beside it."""
+    about: str
+    """What it is for."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class StageFigure:
+    """One pipeline stage: bytes on one of its ranks at the highest moment of a step."""
+
+    stage: int
+    """Number of the stage, from 0."""
+    layers: int
+    """Transformer layers on it."""
+    embedding: bool
+    """It holds the embedding."""
+    head: bool
+    """It holds output head and loss."""
+    parameters: int
+    """Parameters on one rank, before ZeRO shards them."""
+    stage_parameters: int
+    """Parameters of the stage over all its tensor- and expert-parallel ranks."""
+    weights_bytes: int
+    """Weights."""
+    gradients_bytes: int
+    """Gradients."""
+    optimizer_bytes: int
+    """Optimizer states, fp32 master weights included."""
+    bytes_per_parameter: float
+    """The three together over the parameters on the rank."""
+    in_flight: int
+    """Activations of model chunks held at once, at most (a chunk is the stage's layers over vpp)."""
+    activations_bytes: int
+    """Stored activations of all micro-batches in flight, at most."""
+    layers_activations_bytes: int
+    """Part of it that transformer layers store."""
+    transient_bytes: int
+    """What the highest moment holds beyond all that is listed here: working set and re-run."""
+    gradients_absent_bytes: int
+    """Part of the gradients that does not exist yet at that moment (not in the total)."""
+    buffers_bytes: int
+    """Workspaces, gathered weights, buckets inside the framework's allocator."""
+    overhead_bytes: int
+    """Device context and communicators, outside the allocator (with a device)."""
+    buffers: tuple[BufferFigure, ...]
+    """Both, line by line."""
+    static_bytes: int
+    """Weights, gradients, optimizer and what else stays between steps, in the allocator."""
+    peak_bytes: int
+    """The highest moment in the framework's allocator (torch's max_memory_allocated)."""
+    total_bytes: int
+    """The highest moment with what lies outside the allocator."""
+    peak_at: str
+    """When it is, in words."""
+    fits: bool | None
+    """It fits the device (null without one)."""
+    margin_bytes: int | None
+    """Device memory less the total (null without a device)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class MemoryReport(Result):
+    """The whole GPU, per pipeline stage."""
+
+    schema_name: ClassVar[str] = "actcalc/memory/1"
+
+    model: dict[str, Any]
+    """The model's fields."""
+    layout: dict[str, Any]
+    """The layout's fields."""
+    workload: dict[str, Any]
+    """The workload's fields."""
+    training: dict[str, Any]
+    """Optimizer, number formats, offload, adapters."""
+    device: dict[str, Any] | None
+    """The device's fields, or null."""
+    framework: str
+    """The framework profile that chose the kernels."""
+    policy: str
+    """The recompute policy."""
+    recipe: dict[str, Any]
+    """Bytes per parameter of each copy."""
+    schedule: str
+    """The pipeline schedule."""
+    microbatches: int
+    """Micro-batches each replica runs in a step."""
+    parameters: int
+    """Parameters of the whole model."""
+    stages: tuple[StageFigure, ...]
+    """One entry per pipeline stage."""
+    peak_bytes: int
+    """The highest peak of any stage in the framework's allocator."""
+    peak_stage: int
+    """The stage it is on (the one with the largest total)."""
+    peak_at: str
+    """When, in words."""
+    fits: bool | None
+    """Every stage fits the device (null without one)."""
+    limits: tuple[LimitFigure, ...]
+    """Largest micro-batch or longest sequence per policy, where asked for."""
+    notes: tuple[str, ...]
+    """Choices made on the way that the reader should know."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class LimitFigure:
+    """The largest value of one quantity that still fits the device."""
+
+    policy: str
+    """The recompute policy."""
+    quantity: str
+    """micro-batch or seq."""
+    largest: int
+    """The largest value that fits; 0 if not even the smallest does."""
+    total_bytes: int
+    """What the fullest stage needs at that value."""
+    tokens: int
+    """Tokens of one micro-batch at that value."""
+
+
+class Evaluation:
+    """One run under one policy; everything that several answers need is computed once."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.graph: ModelGraph = adapted(
+            model_graph(run.model, run.layout, run.workload, run.framework), run.training
+        )
+        self.places: tuple[Chunks, ...] = placement(run.model.layers, run.layout)
+        self.count = microbatches(run.layout, run.workload)
+        name = (run.policies or ("none",))[0]
+        longest = max(len(chunk) for stage in self.places for chunk in stage)
+        boundary = self.graph.context.kernel("full_input")
+        self.policy = parse_policy(
+            name,
+            layers=max(1, longest),
+            full_boundary="replicated" if boundary == "replicated" else "own",
+        )
+        self.rules: Recipe = recipe(self.graph, run.training)
+        self.timeline = Timeline(StagePolicy(self.graph, self.policy), run.training)
+        self._chunks: dict[tuple[int, int, int], tuple[Part, ...]] = {}
+
+    def parts(self, chunk: range) -> tuple[Part, ...]:
+        """Parts of one chunk (cached by where it lies and how long it is)."""
+        key = (chunk.start, chunk.stop, 0)
+        if key not in self._chunks:
+            self._chunks[key] = self.timeline.parts(chunk)
+        return self._chunks[key]
+
+    def parameters(self, stage: int) -> Parameters:
+        """Parameters of a stage on one rank; a tied table that lives twice on it counted once."""
+        seen: set[str] = set()
+        total = NO_PARAMETERS
+        chunks = self.places[stage]
+        first, last = placed(chunks, self.run.model.layers)
+        ends = [self.graph.embedding] if first else []
+        if last:
+            ends.append(self.graph.head)
+            if self.graph.mtp:
+                ends += [self.graph.mtp.graph] * self.graph.mtp.count
+        for graph in ends:
+            total = total + parameters_of(self.graph, graph, self.run.training, seen)
+        for chunk in chunks:
+            for part in self.parts(chunk):
+                if part.first >= 0:
+                    for _ in range(part.count):
+                        total = total + part.parameters
+        return total
+
+    def figure(self, stage: int) -> StageFigure:
+        """One stage at its highest moment."""
+        run, chunks = self.run, self.places[stage]
+        first, last = placed(chunks, run.model.layers)
+        count = self.parameters(stage)
+        held = states(self.graph, run.training, count)
+        parts = [part for chunk in chunks for part in self.parts(chunk)]
+        found = buffers(
+            self.graph, run.training, self.rules, run.device, parts, held, head=last
+        )
+        peak, most, in_flight, layers_stored = self._peak(stage, held)
+        shared = self._shared(chunks)
+        inside = sum(buffer.bytes for buffer in found if buffer.inside)
+        outside = sum(buffer.bytes for buffer in found if not buffer.inside)
+        resident = sum(b.bytes for b in found if b.inside and b.resident)
+        allocated = held.total + inside + shared + peak.bytes - peak.gradients_absent
+        usable = run.device.usable_bytes if run.device else None
+        total = allocated + outside
+        optimizer = self._optimizer_step(held) + held.total + inside
+        where, activations = peak.where, most + shared
+        transient = peak.bytes - most
+        if optimizer > allocated:
+            allocated, where = optimizer, "in the optimizer step"
+            total = allocated + outside
+            transient = allocated - held.total - inside - activations + peak.gradients_absent
+        whole_count = self._whole(stage)
+        return StageFigure(
+            stage=stage,
+            layers=sum(len(chunk) for chunk in chunks),
+            embedding=first,
+            head=last,
+            parameters=count.total,
+            stage_parameters=whole_count,
+            weights_bytes=held.weights,
+            gradients_bytes=held.gradients,
+            optimizer_bytes=held.optimizer,
+            bytes_per_parameter=held.total / count.total if count.total else 0.0,
+            in_flight=in_flight,
+            activations_bytes=activations,
+            layers_activations_bytes=layers_stored,
+            transient_bytes=transient,
+            gradients_absent_bytes=peak.gradients_absent if where == peak.where else 0,
+            buffers_bytes=inside,
+            overhead_bytes=outside,
+            buffers=tuple(_buffer(buffer) for buffer in found),
+            static_bytes=held.total + resident,
+            peak_bytes=allocated,
+            total_bytes=total,
+            peak_at=where,
+            fits=None if usable is None else total <= usable,
+            margin_bytes=None if usable is None else usable - total,
+        )
+
+    def _optimizer_step(self, held: States) -> int:
+        """Temporaries of the optimizer step: one more moment where it is not fused."""
+        return 0 if self.run.training.fused_optimizer else held.largest_state
+
+    def _shared(self, chunks: Chunks) -> int:
+        """Tensors that exist once for all layers of the stage (masks, rotary tables)."""
+        names: dict[str, int] = {}
+        for chunk in chunks:
+            for layer in {chunk.start, chunk.stop - 1} if len(chunk) else ():
+                graph = self.timeline.stages.graph(layer)
+                for name in graph.shared:
+                    if name in graph.saved:
+                        names[name] = int(graph.tensors[name].bytes.value(self.graph.sizes))
+        return sum(names.values())
+
+    def _whole(self, stage: int) -> int:
+        sizes = whole(dict(self.graph.sizes))
+        chunks = self.places[stage]
+        first, last = placed(chunks, self.run.model.layers)
+        graphs = [self.graph.embedding] if first else []
+        graphs += [self.timeline.stages.graph(layer) for chunk in chunks for layer in chunk]
+        if last:
+            graphs.append(self.graph.head)
+            if self.graph.mtp:
+                graphs += [self.graph.mtp.graph] * self.graph.mtp.count
+        seen: set[str] = set()
+        counts: dict[int, int] = {}
+        total = 0
+        for graph in graphs:
+            if id(graph) in counts:
+                total += counts[id(graph)]
+                continue
+            own = 0
+            for weight in graph.weights:
+                if weight.scope:
+                    if weight.scope in seen:
+                        continue
+                    seen.add(weight.scope)
+                own += int(weight.parameters.value(sizes))
+            counts[id(graph)] = own
+            total += own
+        return total
+
+    def _peak(self, stage: int, held: States) -> tuple[Peak, int, int, int]:
+        """The highest moment, the most stored bytes, chunks in flight, and the layers' part."""
+        chunks = self.places[stage]
+        trained = sum(
+            group.trained for group in (self.parameters(stage).dense, self.parameters(stage).expert)
+        )
+        persistent = self.rules.persistent or self.count > 1
+        gradient = held.gradients / trained if trained else 0.0
+        moments = [
+            chunk_moments(self.parts(chunk), gradient, persistent=persistent) for chunk in chunks
+        ]
+        layers = [
+            sum(part.stored * part.count for part in self.parts(chunk) if part.first >= 0)
+            for chunk in chunks
+        ]
+        absent_forward = 0 if persistent else held.gradients
+        best = Peak(-1, 0, 0, "")
+        most, flight, stored_layers = 0, 0, 0
+        for kind, chunk, activations, stashes in self._moments(stage):
+            counts = [a + w for a, w in zip(activations, stashes, strict=True)]
+            stored = sum(n * m.stored for n, m in zip(counts, moments, strict=True))
+            if stored > most:
+                most = stored
+                stored_layers = sum(n * size for n, size in zip(counts, layers, strict=True))
+            flight = max(flight, sum(counts))
+            best = _higher(best, kind, moments[chunk], stored, absent_forward)
+        return best, most, flight, stored_layers
+
+    def _moments(
+        self, stage: int
+    ) -> Sequence[tuple[str, int, tuple[int, ...], tuple[int, ...]]]:
+        layout = self.run.layout
+        if layout.pp == 1:
+            ones, none = (1,) * layout.vpp, (0,) * layout.vpp
+            return [(kind, chunk, ones, none) for chunk in range(layout.vpp) for kind in "FB"]
+        from actcalc.memory.schedule import moments
+
+        found = moments(layout.pipeline, layout.pp, self.count, layout.vpp, stage=stage)
+        return [(m.kind, m.chunk, m.held.activations, m.held.stashes) for m in found]
+
+
+def _higher(best: Peak, kind: str, chunk: Moments, stored: int, absent_forward: int) -> Peak:
+    if kind == "F":
+        extra, where, absent = chunk.forward, chunk.forward_at, absent_forward
+    elif kind == "W":
+        extra, where, absent = 0, "between backward and weight gradients", 0
+    else:
+        extra, where, absent = chunk.backward, chunk.backward_at, chunk.backward_absent
+    now = stored + extra
+    if now - absent > best.bytes - best.gradients_absent:
+        return Peak(now, stored, absent, where)
+    return best
+
+
+def _buffer(buffer: Buffer) -> BufferFigure:
+    return BufferFigure(
+        name=buffer.name,
+        bytes=buffer.bytes,
+        resident=buffer.resident,
+        allocated=buffer.inside,
+        about=buffer.about,
+    )
+
+
+def memory_run(run: Run, *, limits: Sequence[str] = ()) -> MemoryReport:
+    """The memory of every stage of a run; raises ``SpecError`` for what it cannot mean.
+
+    ``limits`` names quantities (``micro-batch``, ``seq``) to push as far as the device allows,
+    for each policy of the run.
+    """
+    from actcalc.memory.limits import find_limits
+
+    work = Evaluation(run)
+    figures = tuple(work.figure(stage) for stage in range(run.layout.pp))
+    top = max(figures, key=lambda figure: figure.total_bytes)
+    return MemoryReport(
+        model=run.model.model_dump(),
+        layout=run.layout.model_dump(),
+        workload=run.workload.model_dump(),
+        training=run.training.model_dump(),
+        device=run.device.model_dump() if run.device else None,
+        framework=run.framework.name,
+        policy=work.policy.name,
+        recipe=dict(vars(work.rules)),
+        schedule=run.layout.pipeline if run.layout.pp > 1 else "none",
+        microbatches=work.count,
+        parameters=int(parameters(work.graph, whole(dict(work.graph.sizes)))),
+        stages=figures,
+        peak_bytes=max(figure.peak_bytes for figure in figures),
+        peak_stage=top.stage,
+        peak_at=top.peak_at,
+        fits=None if run.device is None else all(figure.fits for figure in figures),
+        limits=find_limits(run, limits) if limits else (),
+        notes=_notes(work, figures),
+    )
+
+
+def _notes(work: Evaluation, figures: Sequence[StageFigure]) -> tuple[str, ...]:
+    run, notes = work.run, list(work.run.warnings)
+    notes += [note for kind in work.graph.kinds for note in kind.graph.notes]
+    training = run.training
+    if run.device is None:
+        notes.append(
+            "Device context and communicators lie outside the allocator and are not counted "
+            "without --device."
+        )
+    else:
+        if run.device.compute_capability is None and run.device.context_bytes is None:
+            notes.append(f"Nothing is known of the runtime's own memory on {run.device.title}.")
+        notes.append("Reserved memory exceeds the peak by what fragmentation leaves unused.")
+    if run.layout.zero and replicas(run.layout, training, expert=False) == 1:
+        notes.append(f"ZeRO {run.layout.zero} shards over one rank: it changes nothing here.")
+    if any(figure.gradients_absent_bytes for figure in figures):
+        notes.append(
+            "At the highest moment gradients are not made yet (one micro-batch per step, "
+            "gradients dropped between steps): they are not in the total."
+        )
+    if run.layout.pp > 1 and run.workload.global_batch is None:
+        notes.append(
+            f"No global batch given: {work.count} micro-batches per step, enough to fill the "
+            "pipeline."
+        )
+    if len(run.policies) > 1:
+        notes.append(f"The stages are those of policy {work.policy.name}, the first named.")
+    return tuple(dict.fromkeys(notes))
+
+
+def with_device(run: Run, device: Any) -> Run:
+    """The run on another device."""
+    return replace(run, device=device)

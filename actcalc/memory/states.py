@@ -1,0 +1,282 @@
+"""Weights, gradients and optimizer states of one rank, for precision recipes and ZeRO stages.
+
+Parameters fall into two groups that are sharded over different ranks: routed experts, whose
+replicas are dp·cp·tp / (ep·etp) ranks, and everything else, whose replicas are dp·cp ranks
+(Megatron-Core parallel_state.py, expert_data_parallel group). ZeRO stage 1 divides optimizer
+states by that number, 2 gradients too, 3 weights too (Rajbhandari et al. 2020, section 5;
+Megatron's distributed optimizer is stage 1: 6 + 12/dp bytes, docs/source/api-guide/dist_optimizer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+from actcalc.errors import SpecError
+from actcalc.layers.graph import Graph, Weight
+from actcalc.layers.model import ModelGraph
+from actcalc.specs import Layout
+from actcalc.specs.training import Training
+
+_BLOCK = 256  # elements that share one fp32 scale in 8-bit Adam (bitsandbytes, torchao)
+_SMALLEST_8BIT = 4096  # smaller tensors keep fp32 moments (bitsandbytes min_8bit_size)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Bytes per parameter of each copy.
+
+    ``master`` is the fp32 copy an optimizer updates, ``moment`` the size of one optimizer moment,
+    ``gathered`` the element in which sharded weights are gathered, ``persistent`` says that
+    gradients keep their buffer between steps (Megatron; ``zero_grad`` of torch drops them).
+    """
+
+    name: str
+    weight: int
+    gradient: int
+    master: int
+    moment: int
+    gathered: int
+    persistent: bool
+
+
+def recipe(model: ModelGraph, training: Training) -> Recipe:
+    """The recipe of a run; raises ``SpecError`` for one its precision cannot have."""
+    context = model.context
+    precision = context.workload.precision
+    name: str = training.recipe
+    if name == "auto":
+        name = context.framework.kernels.get("recipe", "megatron")
+        if precision.startswith("amp"):
+            name = "amp" if context.layout.zero < 3 else "fsdp"
+        elif precision == "fp32":
+            name = "fp32"
+    if precision == "fp32" and name not in ("fp32",):
+        if training.recipe not in ("auto", "pure"):
+            raise SpecError(
+                f"recipe {training.recipe} keeps 16-bit weights, but precision is fp32",
+                "drop --recipe, or use --precision bf16",
+            )
+        name = "fp32"
+    gradient = 2 if training.gradients_in_16_bit else 4
+    return {
+        "megatron": Recipe("megatron", 2, gradient, 4, 4, 2, True),
+        "mixed": Recipe("mixed", 2, 2, 4, 4, 2, False),
+        "amp": Recipe("amp", 4, 4, 0, 4, 4, False),
+        "fsdp": Recipe("fsdp", 4, 4, 0, 4, 2, False),
+        "pure": Recipe("pure", 2, 2, 0, 2, 2, False),
+        "fp32": Recipe("fp32", 4, 4, 0, 4, 4, context.framework.name.startswith("megatron")),
+    }[name]
+
+
+class Group(NamedTuple):
+    """Parameters of one kind on one rank before ZeRO."""
+
+    trained: int
+    """Parameters with gradients and optimizer states."""
+    frozen: int
+    """Parameters of a frozen base model."""
+    matrices: int
+    """Those of ``trained`` that are hidden matrices (Muon updates them)."""
+    factored: int
+    """Elements of Adafactor's row and column statistics."""
+    small: int
+    """Elements of ``trained`` in tensors too small for 8-bit moments."""
+
+    def __add__(self, other: object) -> Group:
+        if not isinstance(other, Group):
+            return NotImplemented
+        return Group(*(a + b for a, b in zip(self, other, strict=True)))
+
+    @property
+    def parameters(self) -> int:
+        """All of them."""
+        return self.trained + self.frozen
+
+
+NO_GROUP = Group(0, 0, 0, 0, 0)
+
+
+class Parameters(NamedTuple):
+    """Parameters on one rank: routed experts apart from the rest."""
+
+    dense: Group
+    expert: Group
+
+    def __add__(self, other: object) -> Parameters:
+        if not isinstance(other, Parameters):
+            return NotImplemented
+        return Parameters(self.dense + other.dense, self.expert + other.expert)
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.dense.parameters + self.expert.parameters
+
+
+NO_PARAMETERS = Parameters(NO_GROUP, NO_GROUP)
+
+
+def parameters_of(
+    model: ModelGraph, graph: Graph, training: Training, seen: set[str] | None = None
+) -> Parameters:
+    """Parameters of one graph on one rank, adapters included; a scope in ``seen`` only once."""
+    result = {False: NO_GROUP, True: NO_GROUP}
+    known = set() if seen is None else seen
+    for op in graph.ops:
+        for weight in op.weights:
+            if weight.scope:
+                if weight.scope in known:
+                    continue
+                known.add(weight.scope)
+            hidden = op.kind not in ("embedding", "norm") and graph.name not in ("embedding", "head")
+            result[weight.expert] += _group(model, weight, training, op.group, hidden=hidden)
+    return Parameters(result[False], result[True])
+
+
+def _group(
+    model: ModelGraph, weight: Weight, training: Training, group: str, *, hidden: bool
+) -> Group:
+    shape = [int(dim.value(model.sizes)) for dim in weight.shape]
+    count = int(weight.parameters.value(model.sizes))
+    if training.lora_rank:
+        added = _adapter(model, weight, shape, training, group) if hidden else 0
+        return Group(added, count, added, 2 * added, 0)
+    matrix = len(shape) >= 2
+    factored = count
+    if matrix:
+        rows, columns = prod(shape[:-1]), shape[-1]
+        factored = rows + prod(shape[:-2]) * columns
+    return Group(
+        trained=count,
+        frozen=0,
+        matrices=count if matrix and hidden else 0,
+        factored=factored,
+        small=count if count < _SMALLEST_8BIT else 0,
+    )
+
+
+def _adapter(
+    model: ModelGraph, weight: Weight, shape: list[int], training: Training, group: str
+) -> int:
+    """Parameters of one low-rank pair, r·(in + out) (Hu et al. 2021, section 4.1)."""
+    if len(shape) < 2 or not targeted(group, training):
+        return 0
+    return prod(shape[:-2]) * training.lora_rank * (shape[-2] + shape[-1])
+
+
+def targeted(group: str, training: Training) -> bool:
+    """Whether linear layers of that group carry adapters."""
+    wanted = training.lora_targets
+    if group not in ("attention", "ffn"):
+        return False
+    return wanted == "all" or (wanted == "attention") == (group == "attention")
+
+
+@dataclass(frozen=True)
+class States:
+    """Bytes on one rank that stay through a step."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    master: int
+    """Part of ``optimizer`` that is the fp32 copy of the weights."""
+    largest_state: int
+    """Bytes of one optimizer moment (what an unfused optimizer step makes again)."""
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.weights + self.gradients + self.optimizer
+
+
+def replicas(layout: Layout, training: Training, *, expert: bool) -> int:
+    """Ranks over which ZeRO shards parameters of that kind."""
+    ranks = layout.dp * layout.cp
+    if expert:
+        ranks = max(1, ranks * layout.tp // (layout.ep * (layout.etp or layout.tp)))
+    if training.shards is not None:
+        ranks = min(ranks, training.shards)
+    return ranks
+
+
+def states(model: ModelGraph, training: Training, parameters: Parameters) -> States:
+    """Weights, gradients and optimizer states of one rank, sharded as the layout says."""
+    layout = model.context.layout
+    rules = recipe(model, training)
+    sums = [0, 0, 0, 0, 0]
+    for group, expert in ((parameters.dense, False), (parameters.expert, True)):
+        ranks = replicas(layout, training, expert=expert)
+        fp8 = model.context.workload.precision == "fp8"
+        weight = _weights(group, rules, training, fp8=fp8)
+        gradient = group.trained * rules.gradient
+        master = group.trained * rules.master
+        moments, one = _moments(group, rules, training)
+        if training.optimizer == "none":
+            gradient = master = 0
+        zero = layout.zero
+        master = _shard(master, ranks, zero >= 1)
+        parts = (
+            _shard(weight, ranks, zero >= 3),
+            _shard(gradient, ranks, zero >= 2),
+            master + _shard(moments, ranks, zero >= 1),
+            master,
+            _shard(one, ranks, zero >= 1),
+        )
+        sums = [a + b for a, b in zip(sums, parts, strict=True)]
+    weights, gradients, optimizer, master, largest = sums
+    if training.offload in ("optimizer", "weights"):
+        optimizer = master = largest = 0
+    if training.offload == "weights":
+        weights = 0
+    return States(weights, gradients, optimizer, master, largest)
+
+
+def _weights(group: Group, rules: Recipe, training: Training, *, fp8: bool) -> int:
+    """Weights in their own type; fp8 products read fp8 copies, one for either direction.
+
+    Transformer Engine keeps the cast weight and its transpose for all micro-batches of a step
+    (module/base.py get_weight_workspace); with fp8 weights these two are all there is.
+    """
+    frozen = group.frozen * training.base_bits // 8 if training.lora_rank else 0
+    if training.lora_rank and training.base_bits == 16:
+        frozen = group.frozen * rules.weight
+    trained = group.trained * rules.weight
+    if fp8:
+        trained = trained - (2 * group.matrices if training.fp8_weights else 0)
+        trained += 2 * group.matrices
+    return trained + frozen
+
+
+def _moments(group: Group, rules: Recipe, training: Training) -> tuple[int, int]:
+    """Bytes of all optimizer moments, and of one."""
+    count, size = group.trained, rules.moment
+    kind = training.optimizer
+    if kind in ("adam", "adamw"):
+        return 2 * size * count, size * count
+    if kind == "adam8bit":
+        large = count - group.small
+        scales = 4 * -(-large // _BLOCK)
+        return 2 * (large + scales) + 8 * group.small, large
+    if kind in ("momentum", "lion"):
+        return size * count, size * count
+    if kind == "muon":
+        return size * group.matrices + 2 * size * (count - group.matrices), size * group.matrices
+    if kind == "adafactor":
+        return 4 * group.factored, 4 * group.factored
+    return 0, 0
+
+
+def _shard(size: int, ranks: int, sharded: bool) -> int:
+    return -(-size // ranks) if sharded else size
+
+
+def sum_parameters(parts: Iterable[Parameters]) -> Parameters:
+    """Their sum."""
+    result = NO_PARAMETERS
+    for part in parts:
+        result = result + part
+    return result

@@ -1,0 +1,284 @@
+"""One step of one pipeline stage as a sequence of moments, and the highest of them.
+
+A stage runs chunks of the model. Inside a chunk the parts (embedding, segments of layers that
+re-run together, prediction layers, head and loss) run one after another; while part j runs
+forward, the parts before it are stored and part j holds its working set; in backward likewise,
+with the parts after it gone. Which other micro-batches the stage holds meanwhile is read off the
+pipeline's schedule (:func:`actcalc.memory.schedule.moments`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+from actcalc.layers.graph import Graph
+from actcalc.layers.model import ModelGraph
+from actcalc.memory.placement import Chunks
+from actcalc.memory.states import Parameters, parameters_of
+from actcalc.memory.working import Options, Working, working
+from actcalc.policy.outcome import layer_outcome
+from actcalc.policy.rules import NONE
+from actcalc.policy.stage import StagePolicy
+from actcalc.specs.training import Training
+
+
+@dataclass(frozen=True)
+class Part:
+    """One piece of a chunk that is stored, and re-run, as a whole; bytes for one micro-batch."""
+
+    name: str
+    """``embedding``, ``layer 11``, ``layers 0-3``, ``head and loss``."""
+    count: int
+    """How many times in a row it occurs (equal layers are folded)."""
+    first: int
+    """Index of its first layer, -1 for embedding and head."""
+    layers: int
+    """Layers in one occurrence."""
+    stored: int
+    """Bytes kept from forward to backward."""
+    forward: int
+    """Most bytes alive while it runs forward, what it stores included."""
+    backward: int
+    """Most bytes alive in its backward, what it stored and makes again included."""
+    reruns: bool
+    """Whether backward runs it (or modules of it) again."""
+    forward_at: str
+    backward_at: str
+    parameters: Parameters
+    """Its parameters on one rank, once."""
+
+
+class Peak(NamedTuple):
+    """The highest moment of a stage beyond what stays resident."""
+
+    bytes: int
+    activations: int
+    """Stored activations at that moment."""
+    gradients_absent: int
+    """Bytes of gradients that do not exist yet at that moment."""
+    where: str
+    """In words: in backward of layer 11: re-running one whole layer."""
+
+
+class Timeline:
+    """Evaluates parts and peaks of a run's stages under one policy; layers are measured once."""
+
+    def __init__(self, stages: StagePolicy, training: Training) -> None:
+        self.stages = stages
+        self.model: ModelGraph = stages.model
+        self.training = training
+        kernels = self.model.context.framework.kernels
+        local = kernels.get("norm_fusion") == "separate" and kernels.get("ends") == "megatron"
+        sp = self.model.context.layout.sp and kernels.get("ends") == "megatron"
+        gathering = {"head"} if sp else set()
+        if sp and local:
+            gathering |= {op.name for run in self.model.runs for op in run.graph.ops}
+        self.options = Options(
+            gradient_fusion=training.gradient_fusion or kernels.get("layer") == "hub",
+            gathers_to_buffer=frozenset(gathering),
+            loss_in_place=kernels.get("layer") != "hub",
+        )
+        self._working: dict[tuple[int, str], Working] = {}
+        self._parameters: dict[int, Parameters] = {}
+        self.last_layer = self.model.context.model.layers
+
+    def parameters(self, graph: Graph) -> Parameters:
+        """Parameters of one graph on one rank (cached; shared scopes counted)."""
+        key = id(graph)
+        if key not in self._parameters:
+            self._parameters[key] = parameters_of(self.model, graph, self.training)
+        return self._parameters[key]
+
+    def working(self, graph: Graph, policy_name: str, layer: int, chunk: range) -> Working:
+        """Working set of one layer under its policy (cached)."""
+        policy = self.stages.layer_policy(layer, chunk)
+        key = (id(graph), policy.name)
+        if key not in self._working:
+            self._working[key] = working(
+                self.model, self.stages.outcome(graph, policy), self.options
+            )
+        return self._working[key]
+
+    def parts(self, chunk: range) -> tuple[Part, ...]:
+        """The parts of one chunk in model order; equal neighbours folded."""
+        found: list[Part] = []
+        if chunk.start == 0 and len(chunk):
+            found.append(self._end("embedding", self.model.embedding))
+        found += self._segments(chunk)
+        if chunk.stop == self.last_layer and len(chunk):
+            if self.model.mtp:
+                for _ in range(self.model.mtp.count):
+                    found.append(self._end("prediction layer", self.model.mtp.graph))
+            found.append(self._end("head and loss", self.model.head))
+        return tuple(found)
+
+    def _segments(self, chunk: range) -> Iterator[Part]:
+        policy = self.stages.policy
+        if policy.whole and policy.segment > 1:
+            for segment in self.stages.segments(chunk):
+                yield self._segment(segment.layers, segment.stored_bytes, chunk)
+            return
+
+        def kind(layer: int) -> tuple[int, str]:
+            return id(self.stages.graph(layer)), self.stages.layer_policy(layer, chunk).name
+
+        for _, group in groupby(chunk, key=kind):
+            layers = list(group)
+            yield self._layer(layers[0], len(layers), chunk)
+
+    def _layer(self, layer: int, count: int, chunk: range) -> Part:
+        graph = self.stages.graph(layer)
+        policy = self.stages.layer_policy(layer, chunk)
+        size = self.stages.layer_bytes(graph, policy)
+        work = self.working(graph, policy.name, layer, chunk)
+        stored = size.stored
+        if self.training.offload == "activations":
+            stored = 0
+        extra = size.stored - self._own_stored(graph, policy.name, layer, chunk)
+        return Part(
+            name=f"layer {layer}",
+            count=count,
+            first=layer,
+            layers=1,
+            stored=stored,
+            forward=max(size.stored, work.forward + max(0, extra)),
+            backward=max(size.stored, work.backward + max(0, extra)),
+            reruns=bool(self.stages.outcome(graph, policy).rerun),
+            forward_at=work.forward_at,
+            backward_at=work.backward_at,
+            parameters=self.parameters(graph),
+        )
+
+    def _own_stored(self, graph: Graph, name: str, layer: int, chunk: range) -> int:
+        """Stored bytes without the copies that a replicated or split boundary makes or saves."""
+        outcome = self.stages.outcome(graph, self.stages.layer_policy(layer, chunk))
+        sizes = self.model.sizes
+        return sum(int(graph.tensors[n].bytes.value(sizes)) for n in outcome.stored)
+
+    def _segment(self, layers: range, stored: int, chunk: range) -> Part:
+        """Layers that re-run together: all they save is alive when their backward begins."""
+        graphs = [self.stages.graph(layer) for layer in layers]
+        works = [self.working(g, "", layer, chunk) for g, layer in zip(graphs, layers, strict=True)]
+        saved = [self.stages.layer_bytes(graph).saved for graph in graphs]
+        total = self.parameters(graphs[0])
+        for graph in graphs[1:]:
+            total = total + self.parameters(graph)
+        return Part(
+            name=f"layers {layers.start}-{layers.stop - 1}",
+            count=1,
+            first=layers.start,
+            layers=len(layers),
+            stored=stored,
+            forward=stored + max(work.forward for work in works),
+            backward=sum(saved[:-1]) + works[-1].backward,
+            reruns=True,
+            forward_at=works[0].forward_at,
+            backward_at=works[-1].backward_at,
+            parameters=total,
+        )
+
+    def _end(self, name: str, graph: Graph) -> Part:
+        outcome = layer_outcome(self.model, graph, NONE)
+        work = working(self.model, outcome, self.options)
+        stored = outcome.sizes(self.model.sizes).stored
+        forward, backward = work.forward, work.backward
+        if name != "embedding" and self.training.loss in ("chunked", "fused"):
+            logits = sum(
+                int(t.bytes.value(self.model.sizes))
+                for t in graph.tensors.values()
+                if any("v" in dim.symbols() for dim in t.shape)
+            )
+            kept = sum(
+                int(graph.tensors[n].bytes.value(self.model.sizes))
+                for n in outcome.stored
+                if any("v" in dim.symbols() for dim in graph.tensors[n].shape)
+            )
+            whole = max(logits, forward, backward) - (stored - kept)
+            piece = -(-whole // self.training.loss_chunks)
+            stored -= kept
+            forward = backward = stored + piece
+        return Part(
+            name=name,
+            count=1,
+            first=-1,
+            layers=0,
+            stored=stored,
+            forward=max(stored, forward),
+            backward=max(stored, backward),
+            reruns=False,
+            forward_at=work.forward_at,
+            backward_at=work.backward_at,
+            parameters=self.parameters(graph),
+        )
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The highest moments of one chunk relative to what it stores whole, with their names."""
+
+    stored: int
+    forward: int
+    forward_at: str
+    backward: int
+    backward_at: str
+    backward_absent: int
+    """Bytes of gradients not yet made at the highest moment of backward."""
+
+
+def chunk_moments(parts: Sequence[Part], gradient: float, *, persistent: bool) -> Moments:
+    """The highest forward and backward moment of a chunk.
+
+    ``gradient`` is the bytes of one parameter's gradient on a rank (a fraction if sharded); where gradients are not persistent,
+    those of the parts whose backward has not ended do not exist yet.
+    """
+    whole = sum(part.stored * part.count for part in parts)
+    grads = [part.parameters.dense.trained + part.parameters.expert.trained for part in parts]
+    forward, forward_at, backward, backward_at = 0, "", 0, ""
+    before, absent, chosen = 0, 0, 0
+    for part, own in zip(parts, grads, strict=True):
+        prefix = before + part.stored * (part.count - 1)
+        if prefix + part.forward > forward:
+            forward = prefix + part.forward
+            forward_at = _name(part, part.count - 1, "forward")
+        last = 0 if persistent else round((absent + own * part.count) * gradient)
+        if prefix + part.backward - last > backward - chosen:
+            backward, chosen = prefix + part.backward, last
+            backward_at = _name(part, part.count - 1, "backward")
+        if part.count > 1 and not persistent:
+            missing = round((absent + own) * gradient)
+            if before + part.backward - missing > backward - chosen:
+                backward, chosen = before + part.backward, missing
+                backward_at = _name(part, 0, "backward")
+        before += part.stored * part.count
+        absent += own * part.count
+    return Moments(whole, forward - whole, forward_at, backward - whole, backward_at, chosen)
+
+
+def _name(part: Part, index: int, way: str) -> str:
+    name = part.name
+    if part.first >= 0 and part.layers == 1:
+        name = f"layer {part.first + index}"
+    if way == "forward":
+        if part.first < 0:
+            what = ": all logits at once" if name == "head and loss" else ""
+            return f"at the end of forward, in {name}{what}"
+        return f"in forward of {name}"
+    if part.first < 0:
+        what = ": logits and their gradient" if name == "head and loss" else ""
+        return f"in backward of {name}{what}"
+    if not part.reruns:
+        return f"in backward of {name}"
+    if part.layers > 1:
+        return f"in backward of {name}: re-running {part.layers} whole layers"
+    what = "one whole layer" if part.backward_at == "re-run" else "its modules"
+    return f"in backward of {name}: re-running {what}"
+
+
+def placed(chunks: Chunks, layers: int) -> tuple[bool, bool]:
+    """Whether a stage holds the embedding, and whether it holds the head."""
+    first = any(chunk.start == 0 and len(chunk) for chunk in chunks)
+    last = any(chunk.stop == layers and len(chunk) for chunk in chunks)
+    return first, last

@@ -1,0 +1,236 @@
+"""What lives while one layer runs forward, and while its backward runs.
+
+Ops run one after another; a tensor lives from the op that makes it to its last reader, or, if it
+is stored, until its backward. Backward walks the ops in reverse: an op needs what it saved and
+the gradients of its outputs, and makes the gradients of its inputs. Gradients pass through views
+and additions without a copy (autograd hands the same tensor on). A re-run module first makes its
+tensors again. Summing what is alive at every op gives the highest moment, whatever its cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from actcalc.layers.graph import Collective, DType, Graph, Op
+from actcalc.layers.model import ModelGraph
+from actcalc.policy.outcome import LayerOutcome
+
+_INTEGERS = (DType.BOOL, DType.UINT8, DType.INT32, DType.INT64)
+_ALIASING = ("add", "view")
+_DQ_BYTES = 4  # flash attention sums the gradient of q in fp32 (flash_api.cpp mha_bwd, dq_accum)
+
+
+class Working(NamedTuple):
+    """The most bytes alive at once in one layer, on one rank for one micro-batch.
+
+    Both include what the layer stores; ``backward`` also what its re-run makes again. The op names
+    say where the highest moment is.
+    """
+
+    forward: int
+    forward_at: str
+    backward: int
+    backward_at: str
+
+
+class Options(NamedTuple):
+    """What the sizes of temporaries depend on beside the graph."""
+
+    gradient_fusion: bool
+    gathers_to_buffer: frozenset[str]
+    """Names of ops whose gathered input goes to a buffer that stays (counted elsewhere)."""
+    loss_in_place: bool
+    """The cross-entropy makes no fp32 tensor beside the one it keeps."""
+
+
+class _Layer:
+    def __init__(self, model: ModelGraph, outcome: LayerOutcome, options: Options) -> None:
+        self.graph: Graph = outcome.graph
+        self.options = options
+        self.sizes = model.sizes
+        self.stored = set(outcome.stored)
+        self.again = {op.name for op in outcome.rerun}
+        self.restored = set(outcome.restored)
+        self.act = model.context.act.itemsize
+        self._bytes: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for index, op in enumerate(self.graph.ops):
+            for name in op.inputs:
+                last[name] = index
+        self.last = last
+
+    def size(self, name: str) -> int:
+        if name not in self._bytes:
+            self._bytes[name] = int(self.graph.tensors[name].bytes.value(self.sizes))
+        return self._bytes[name]
+
+    def total(self, names: Iterable[str]) -> int:
+        return sum(self.size(name) for name in names if name not in self.graph.shared)
+
+    def _value(self, op: Op, backward: bool) -> int:
+        """Temporaries inside one op: gathered and unreduced buffers, a weight gradient."""
+        extra = self._loss(op, backward) if op.kind == "loss" else 0
+        for comm in op.backward_comm if backward else op.comm:
+            if comm.collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER):
+                if (
+                    comm.collective is Collective.ALL_GATHER
+                    and op.name in self.options.gathers_to_buffer
+                ):
+                    continue
+                if not backward and comm.collective is Collective.ALL_GATHER and op.kind == "gather":
+                    continue  # the gathered tensor is the op's output
+                extra += int(comm.bytes.value(self.sizes))
+        if backward:
+            if op.kernel.startswith("flash") or (op.kind == "core" and "lse" in op.outputs):
+                q = op.inputs[0]
+                extra += self.size(op.outputs[0]) * _DQ_BYTES // self.act if q else 0
+            if not self.options.gradient_fusion and op.weights and op.kind != "embedding":
+                extra += max(int(w.parameters.value(self.sizes)) for w in op.weights) * self.act
+            if op.kind == "embedding":
+                extra += sum(int(w.parameters.value(self.sizes)) for w in op.weights) * self.act
+        return extra
+
+    def _loss(self, op: Op, backward: bool) -> int:
+        """Temporaries of a cross-entropy made of single torch ops.
+
+        Forward casts the logits to fp32 and keeps the cast while log_softmax makes its output;
+        backward holds the gradients of nll_loss and of log_softmax in fp32 (ATen LossNLL.cpp,
+        SoftMax.cpp). Megatron's works in place on the tensor it keeps (cross_entropy.py).
+        """
+        logits = self.graph.tensors[op.inputs[0]]
+        if self.options.loss_in_place:
+            return 0
+        count = int(logits.elements.value(self.sizes))
+        if backward:
+            return 8 * count - (4 * count if logits.dtype is DType.FP32 else 0)
+        return 0 if logits.dtype is DType.FP32 else 4 * count
+
+    def forward(self, kept: set[str]) -> tuple[int, str]:
+        """The highest moment of a forward pass that keeps ``kept``."""
+        graph = self.graph
+        alive = {graph.input}
+        best, where = self.total(alive), ""
+        for index, op in enumerate(graph.ops):
+            alive |= set(op.outputs)
+            now = self.total(alive) + self._value(op, backward=False)
+            if now > best:
+                best, where = now, op.name
+            for name in (*op.inputs, *op.outputs):
+                if self.last.get(name, -1) <= index and name not in kept and name != graph.output:
+                    alive.discard(name)
+        return best, where
+
+    def backward(self) -> tuple[int, str]:
+        """The highest moment of the backward pass, re-runs included."""
+        graph = self.graph
+        alive = set(self.stored)
+        pending = set(self.restored)
+        gradients = _Gradients(self)
+        gradients.add(graph.output)
+        savers = {name: {op.name for op in ops} for name, ops in graph.savers.items()}
+        best, where = 0, ""
+        whole = self.again >= {op.name for op in graph.ops if op.saves}
+        if self.again and whole:
+            running, _ = self.forward(set(graph.saved))
+            best = running + gradients.total
+            if graph.input not in self.stored:
+                best += self.size(graph.input)
+            where = "re-run"
+            alive |= pending
+            pending = set()
+        groups = _groups(graph, self.again)
+        for op in reversed(graph.ops):
+            need = set(op.saves) & pending
+            group = groups.get(op.name)
+            if pending and (need or group is not None):
+                ops = [
+                    o
+                    for o in graph.ops
+                    if o.name in self.again
+                    and (groups[o.name] == group or set(o.outputs) & need)
+                ]
+                numbers = {groups[o.name] for o in ops}
+                members = [o for o in graph.ops if groups.get(o.name) in numbers]
+                made = {name for o in members for name in (*o.outputs, *o.saves)} & pending
+                passing = max(self.total(set(o.outputs) - made) for o in members) if members else 0
+                alive |= made
+                pending -= made
+                now = self.total(alive) + gradients.total + passing
+                if made and now > best:
+                    best, where = now, f"{members[0].name}"
+            gradients.pass_on(op)
+            now = self.total(alive) + gradients.total + self._value(op, backward=True)
+            if now > best:
+                best, where = now, op.name
+            gradients.drop(op.outputs)
+            for name in op.saves:
+                left = savers.get(name)
+                if left is not None:
+                    left.discard(op.name)
+                    if not left:
+                        alive.discard(name)
+        return best, where
+
+
+class _Gradients:
+    """Gradients alive, by storage: views and sums hand a storage on."""
+
+    def __init__(self, layer: _Layer) -> None:
+        self.layer = layer
+        self.storage: dict[str, int] = {}
+        self.sizes: dict[int, int] = {}
+        self.count = 0
+        self.total = 0
+
+    def add(self, name: str) -> None:
+        """A gradient of its own for ``name``."""
+        tensor = self.layer.graph.tensors[name]
+        if tensor.dtype in _INTEGERS or name in self.layer.graph.shared:
+            return
+        self.count += 1
+        self.storage[name] = self.count
+        self.sizes[self.count] = self.layer.size(name)
+        self.total += self.layer.size(name)
+
+    def pass_on(self, op: Op) -> None:
+        """Make (or hand on) the gradients of the op's inputs."""
+        given = next((self.storage[n] for n in op.outputs if n in self.storage), None)
+        for name in op.inputs:
+            if name in self.storage:
+                continue  # summed in place into the gradient that is there
+            size = self.layer.size(name)
+            if op.kind in _ALIASING and given is not None and self.sizes[given] == size:
+                self.storage[name] = given
+            else:
+                self.add(name)
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Forget the gradients of ``names``; a storage goes with its last name."""
+        for name in names:
+            number = self.storage.pop(name, None)
+            if number is not None and number not in self.storage.values():
+                self.total -= self.sizes.pop(number)
+
+
+def _groups(graph: Graph, again: set[str]) -> Mapping[str, int]:
+    """Consecutive re-run ops, numbered: each run of them is one checkpointed module."""
+    groups: dict[str, int] = {}
+    number, inside = 0, False
+    for op in graph.ops:
+        if op.name in again:
+            if not inside:
+                number += 1
+            groups[op.name] = number
+        inside = op.name in again
+    return groups
+
+
+def working(model: ModelGraph, outcome: LayerOutcome, options: Options) -> Working:
+    """The highest moments of one layer, forward and backward, under a policy."""
+    layer = _Layer(model, outcome, options)
+    whole = layer.again >= {op.name for op in layer.graph.ops if op.saves} and bool(layer.again)
+    kept = set(outcome.stored)
+    forward, forward_at = layer.forward(kept)
+    backward, backward_at = layer.backward()
+    return Working(forward, forward_at, backward, "re-run" if whole else backward_at)

@@ -1,0 +1,588 @@
+"""The cheapest recompute plan of a run within a memory budget, as a result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import ceil
+from typing import Any, ClassVar
+
+from actcalc.errors import SpecError
+from actcalc.planner.bridge import ARRIVAL, Costs, ModuleChoice
+from actcalc.planner.problem import Problem
+from actcalc.planner.rivals import Fit, Rivals
+from actcalc.planner.stack import Plan, PlanGroup
+from actcalc.planner.stages import PlanSettings, RunPlanner, Stage
+from actcalc.specs.result import Result
+from actcalc.specs.run import Run
+
+NAMES = {"seconds": "cost_seconds", "flops": "cost_flops"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayersFigure:
+    """Consecutive layers of a stage that run alike; figures are of one layer, one micro-batch."""
+
+    kind: str
+    """What the layers are: dense, moe, sliding, ..."""
+    count: int
+    """How many there are."""
+    recompute: tuple[str, ...]
+    """Ops that run again in backward."""
+    kept: tuple[str, ...]
+    """Tensors stored from forward to backward (the layer's input aside)."""
+    policy: str | None
+    """The wrapped modules, where whole modules are planned; null for single ops."""
+    segment: int
+    """Layers that are re-run together from one stored input; 1 where each stands alone."""
+    stored_bytes: int
+    """Bytes stored by one layer (or one segment)."""
+    working_bytes: int
+    """Bytes it makes again while it runs backward."""
+    cost_seconds: float | None
+    """Forward seconds run again by one layer (or one segment)."""
+    cost_flops: int | None
+    """The same in FLOPs over all ranks, without a device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageFigure:
+    """One pipeline stage: the plan of its layers and the memory of one of its GPUs."""
+
+    stage: int
+    """Which, from 0."""
+    feasible: bool
+    """Whether a plan fits."""
+    in_flight: tuple[int, ...]
+    """Micro-batches it holds, for each of its chunks of layers."""
+    stored_bytes: int | None
+    """Activations it stores, all micro-batches in flight."""
+    rest_bytes: int
+    """What else lives in its memory (0 where the budget is for activations alone)."""
+    peak_bytes: int | None
+    """Its peak by the memory model."""
+    smallest_memory_bytes: int | None
+    """The least memory with a plan; given where none fits."""
+    cost_seconds: float | None
+    """Forward seconds it runs again for one micro-batch."""
+    cost_flops: int | None
+    """The same in FLOPs over all ranks, without a device."""
+    layers: tuple[LayersFigure, ...]
+    """Its layers in order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RivalFigure:
+    """A named policy, or the best mix of two, with the same memory."""
+
+    name: str
+    """What it is."""
+    cost_seconds: float | None
+    """Its re-run seconds for one micro-batch; null where none fits."""
+    cost_flops: int | None
+    """The same in FLOPs over all ranks, without a device."""
+    peak_bytes: int | None
+    """Its peak on the fullest stage."""
+    cost_per_plan_cost_ratio: float | None
+    """Its cost over the plan's; null where either is missing or the plan costs nothing."""
+    counts: tuple[int, ...]
+    """Layers of each stage that take the first policy of a mix."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeFigure:
+    """Something to change when nothing fits."""
+
+    change: str
+    """What, as it is written on the command line."""
+    smallest_memory_bytes: int
+    """The least memory with a plan after it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointFigure:
+    """One point of the frontier: a budget and the cheapest plan within it."""
+
+    memory_bytes: int
+    """The budget."""
+    peak_bytes: int
+    """The plan's peak."""
+    cost_seconds: float | None
+    """Its re-run seconds for one micro-batch."""
+    cost_flops: int | None
+    """The same in FLOPs over all ranks, without a device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmittedFigure:
+    """The best plan a target can express, ready to paste."""
+
+    target: str
+    """megatron, torch, torchtitan, deepspeed or transformers."""
+    text: str
+    """What to paste."""
+    plan: str
+    """The plan in words."""
+    feasible: bool
+    """Whether the target can express a plan that fits."""
+    cost_seconds: float | None
+    """Its re-run seconds for one micro-batch."""
+    cost_flops: int | None
+    """The same in FLOPs over all ranks, without a device."""
+    peak_bytes: int | None
+    """Its peak on the fullest stage."""
+    cost_per_optimum_cost_ratio: float | None
+    """Its cost over the optimum; null where either is missing or the optimum costs nothing."""
+    notes: tuple[str, ...]
+    """What to mind."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan(Result):
+    """The cheapest plan of one run; costs are sums over stages, for one micro-batch."""
+
+    schema_name: ClassVar[str] = "actcalc/plan/1"
+
+    model: dict[str, Any]
+    """The model's fields."""
+    layout: dict[str, Any]
+    """The layout's fields."""
+    workload: dict[str, Any]
+    """The workload's fields."""
+    device: dict[str, Any] | None
+    """The device's fields, or null."""
+    framework: str
+    """The framework profile that chose the kernels."""
+    memory_bytes: int
+    """The budget of one GPU."""
+    activations_only: bool
+    """Whether it is for the layers' activations alone."""
+    memory_model: str
+    """stored, stored+working or timeline."""
+    semantics: str
+    """minimal (op by op) or module (whole wrapped modules)."""
+    method: str
+    """optimal, sqrt or greedy."""
+    same_on_all_stages: bool
+    """Whether one plan serves all stages."""
+    feasible: bool
+    """Whether every stage has a plan that fits."""
+    optimal: bool
+    """Whether no plan that fits costs less: the bound equals the cost."""
+    cost_seconds: float | None
+    """Forward seconds run again for one micro-batch, over all stages."""
+    cost_flops: int | None
+    """The same in FLOPs over all ranks, where no device is given."""
+    lower_bound: float | int | None
+    """No plan that fits costs less; in the unit of the cost."""
+    stored_bytes: int | None
+    """Activations stored on the stage that stores most."""
+    peak_bytes: int | None
+    """Peak of the fullest stage."""
+    smallest_memory_bytes: int | None
+    """The least memory for which every stage has a plan; given where none fits."""
+    forward_cost: float | int
+    """One forward of all layers, in the unit of the cost: what re-running everything costs."""
+    certificate: tuple[str, ...]
+    """Why the bound holds."""
+    stages: tuple[StageFigure, ...]
+    """One entry per pipeline stage."""
+    rivals: tuple[RivalFigure, ...]
+    """Named policies with the same memory."""
+    changes: tuple[ChangeFigure, ...]
+    """What to change where nothing fits, most effective first."""
+    frontier: tuple[PointFigure, ...]
+    """Memory against cost, if asked for."""
+    emitted: EmittedFigure | None = None
+    """Settings or code to paste, if asked for."""
+    notes: tuple[str, ...]
+    """Choices made on the way that the reader should know."""
+
+    def document(self) -> dict[str, Any]:
+        """The result as plain data, with the one kind of cost that was minimised."""
+        unused = "cost_flops" if self.device is not None else "cost_seconds"
+        document: dict[str, Any] = _without(super().document(), unused)
+        return document
+
+
+def _without(value: Any, key: str) -> Any:
+    if isinstance(value, dict):
+        return {k: _without(v, key) for k, v in value.items() if k != key}
+    if isinstance(value, list | tuple):
+        return [_without(v, key) for v in value]
+    return value
+
+
+def plan_run(
+    run: Run,
+    budget: int,
+    settings: PlanSettings | None = None,
+    *,
+    points: int = 0,
+    planner: RunPlanner | None = None,
+) -> RunPlan:
+    """Plan ``run`` within ``budget`` bytes of each GPU; ``points`` of the frontier besides.
+
+    Raises ``SpecError`` for settings without meaning for the run.
+    """
+    planner = planner or RunPlanner(run, settings)
+    settings = planner.settings
+    plans = planner.plan(budget)
+    feasible = all(plan.feasible for plan in plans)
+    costs = planner.costs
+    cost = sum(plan.cost or 0 for plan in plans) if feasible else None
+    bound = sum(plan.lower_bound or 0 for plan in plans) if feasible else None
+    rivals = _rivals(planner, budget, cost) if feasible else ()
+    return RunPlan(
+        model=run.model.model_dump(),
+        layout=run.layout.model_dump(),
+        workload=run.workload.model_dump(),
+        device=run.device.model_dump() if run.device else None,
+        framework=run.framework.name,
+        memory_bytes=budget,
+        activations_only=not settings.rest_bytes,
+        memory_model=settings.memory_model,
+        semantics=settings.semantics,
+        method=settings.method,
+        same_on_all_stages=settings.same_on_all_stages,
+        feasible=feasible,
+        optimal=feasible and cost == bound,
+        **_cost(costs, cost),
+        lower_bound=None if bound is None else costs.value(bound),
+        stored_bytes=max(plan.stored_bytes or 0 for plan in plans) if feasible else None,
+        peak_bytes=max(plan.peak_bytes or 0 for plan in plans) if feasible else None,
+        smallest_memory_bytes=None if feasible else _smallest(planner, plans),
+        forward_cost=costs.value(
+            sum(run.count * sum(costs.ops(run.graph)) for run in planner.model.runs)
+        ),
+        certificate=_certificate(planner, plans) if feasible else (),
+        stages=tuple(
+            _stage(stage, plan, costs) for stage, plan in zip(planner.stages, plans, strict=True)
+        ),
+        rivals=rivals,
+        changes=() if feasible else _changes(planner),
+        frontier=frontier(planner, points) if points else (),
+        notes=_notes(planner, plans),
+    )
+
+
+def _cost(costs: Costs, cost: int | None) -> dict[str, Any]:
+    value = None if cost is None else costs.value(cost)
+    return {name: value if unit == costs.unit else None for unit, name in NAMES.items()}
+
+
+def _smallest(planner: RunPlanner, plans: Sequence[Plan]) -> int:
+    if planner.settings.method == "optimal" and not planner.settings.same_on_all_stages:
+        return planner.smallest
+    return max(plan.smallest_budget_bytes or 0 for plan in plans if not plan.feasible)
+
+
+def _stage(stage: Stage, plan: Plan, costs: Costs) -> StageFigure:
+    smallest = plan.smallest_budget_bytes if not plan.feasible else None
+    return StageFigure(
+        stage=stage.index,
+        feasible=plan.feasible,
+        in_flight=stage.in_flight,
+        stored_bytes=plan.stored_bytes,
+        rest_bytes=stage.rest_bytes,
+        peak_bytes=plan.peak_bytes,
+        smallest_memory_bytes=smallest,
+        **_cost(costs, plan.cost),
+        layers=tuple(_layers(group, costs) for group in plan.groups),
+    )
+
+
+def _layers(group: PlanGroup, costs: Costs) -> LayersFigure:
+    choice = group.payload
+    recompute, kept, policy = group.recompute, group.kept, None
+    if isinstance(choice, ModuleChoice):
+        recompute, kept, policy = choice.recompute, choice.kept, choice.policy
+    elif group.segment > 1:
+        policy = "full"
+    return LayersFigure(
+        kind=group.layer_type,
+        count=group.count,
+        recompute=tuple(op for op in recompute if op != ARRIVAL),
+        kept=kept,
+        policy=policy,
+        segment=group.segment,
+        stored_bytes=group.stored_bytes,
+        working_bytes=group.working_bytes,
+        **_cost(costs, group.cost),
+    )
+
+
+def _certificate(planner: RunPlanner, plans: Sequence[Plan]) -> tuple[str, ...]:
+    """The proof in words; equal stages share one."""
+    found = {plan.certificate: None for plan in plans if plan.certificate}
+    costs = planner.costs
+    states = sum(c.states for c in found)
+    relaxed = sum(
+        plan.certificate.relaxation_bound if plan.certificate else plan.lower_bound or 0
+        for plan in plans
+    )
+    total = sum(plan.cost or 0 for plan in plans)
+    bound = sum(plan.lower_bound or 0 for plan in plans)
+    if total == bound:
+        head = "Proven: no plan of this kind that fits costs less."
+    else:
+        head = f"Not proven best: the bound is {bound / total:.1%} of the cost."
+    if not found:
+        return (head,)
+    if relaxed >= total:
+        return (head,)
+    share = relaxed / total
+    methods = ", ".join(dict.fromkeys(c.method for c in found))
+    unit = "ns" if costs.unit == "seconds" else "FLOPs"
+    return (
+        head,
+        f"The relaxation alone bounds the cost at {100 * share:.4g} % of it; every plan in between "
+        f"was ruled out ({states:,} partial plans; {methods}; exact integers of bytes and {unit}).",
+    )
+
+
+def _rivals(planner: RunPlanner, budget: int, cost: int | None) -> tuple[RivalFigure, ...]:
+    rivals = Rivals(planner)
+    singles = [rivals.single(name, budget) for name in rivals.names]
+    figures = [_rival(fit, planner.costs, cost) for fit in singles]
+    if planner.settings.memory_model != "stored":
+        figures.append(_rival(rivals.single("sqrt", budget), planner.costs, cost))
+    pair = rivals.best_pair(budget)
+    if pair is not None:
+        figures.append(_rival(pair, planner.costs, cost))
+    return tuple(figures)
+
+
+def _rival(fit: Fit, costs: Costs, cost: int | None) -> RivalFigure:
+    return RivalFigure(
+        name=" and ".join(fit.names),
+        **_cost(costs, fit.cost),
+        peak_bytes=fit.peak_bytes,
+        cost_per_plan_cost_ratio=fit.cost / cost if fit.cost is not None and cost else None,
+        counts=fit.counts,
+    )
+
+
+def frontier(planner: RunPlanner, points: int) -> tuple[PointFigure, ...]:
+    """Budgets from the smallest with a plan to the first that costs least, evenly spaced."""
+    if not 2 <= points <= 1000:
+        raise SpecError(f"--points {points}", "give 2 to 1000")
+    low, high = planner.smallest, planner.free
+    found = []
+    for i in range(points):
+        budget = low + (high - low) * i // (points - 1)
+        plans = planner.plan(budget)
+        if all(plan.feasible for plan in plans):
+            found.append(
+                PointFigure(
+                    memory_bytes=budget,
+                    peak_bytes=max(plan.peak_bytes or 0 for plan in plans),
+                    **_cost(planner.costs, sum(plan.cost or 0 for plan in plans)),
+                )
+            )
+    return tuple(found)
+
+
+def _changes(planner: RunPlanner) -> tuple[ChangeFigure, ...]:
+    """What each change alone would bring the smallest memory to, smallest first."""
+    settings, run = planner.settings, planner.run
+    found: list[ChangeFigure] = []
+    least = planner.smallest
+
+    def note(change: str, changed: RunPlanner) -> None:
+        if changed.smallest < least:
+            found.append(ChangeFigure(change=change, smallest_memory_bytes=changed.smallest))
+
+    if settings.method != "optimal":
+        note("--method optimal", RunPlanner(run, replace(settings, method="optimal")))
+    if settings.semantics == "module":
+        note("--semantics minimal", RunPlanner(run, replace(settings, semantics="minimal")))
+    plain = replace(settings, method="optimal", same_on_all_stages=False)
+    for change, changed in _changed_runs(run):
+        try:
+            note(change, RunPlanner(changed, plain))
+        except SpecError:
+            continue
+    return tuple(sorted(found, key=lambda figure: figure.smallest_memory_bytes))
+
+
+def _changed_runs(run: Run) -> list[tuple[str, Run]]:
+    layout, work = run.layout, run.workload
+    found = []
+    if work.micro_batch > 1:
+        half = work.micro_batch // 2
+        found.append(
+            (
+                f"--micro-batch {half}",
+                replace(run, workload=work.model_copy(update={"micro_batch": half})),
+            )
+        )
+    if layout.tp > 1 and not layout.sp:
+        found.append(("--sp", replace(run, layout=layout.model_copy(update={"sp": True}))))
+    if work.attention == "eager":
+        found.append(
+            (
+                "--attention flash",
+                replace(run, workload=work.model_copy(update={"attention": "flash"})),
+            )
+        )
+    return found
+
+
+def _notes(planner: RunPlanner, plans: Sequence[Plan]) -> tuple[str, ...]:
+    run = planner.run
+    notes = list(run.warnings)
+    notes += [note for kind in planner.model.kinds for note in kind.graph.notes]
+    if planner.settings.semantics == "module" and not planner._one_chunk:
+        notes.append("Segments of several layers are planned for one chunk a stage only.")
+    if run.policies:
+        notes.append("--policy has no effect here: the plan is what is looked for.")
+    return tuple(dict.fromkeys(notes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemPlan(Result):
+    """The plan of a planning problem on a graph of the user's own; costs in its own unit."""
+
+    schema_name: ClassVar[str] = "actcalc/plan-problem/1"
+
+    feasible: bool
+    """Whether a plan fits."""
+    optimal: bool
+    """Whether no plan that fits costs less."""
+    cost: int | None
+    """Cost of all layers, in the problem's unit."""
+    lower_bound: int | None
+    """No plan that fits costs less."""
+    stored_bytes: int | None
+    """Bytes stored, all micro-batches in flight."""
+    peak_bytes: int | None
+    """Peak by the problem's model, with its constant bytes."""
+    budget_bytes: int
+    """The problem's budget."""
+    peak_model: str
+    """How the peak is counted."""
+    method: str
+    """optimal, sqrt or greedy."""
+    smallest_memory_bytes: int | None
+    """The least budget with a plan; given where none fits."""
+    certificate: dict[str, Any] | None
+    """Method of the proof, what its relaxation alone bounds, partial plans looked at."""
+    groups: tuple[dict[str, Any], ...]
+    """Consecutive layers that run alike, in order."""
+
+
+def plan_problem(problem: Problem, method: str = "optimal") -> ProblemPlan:
+    """Plan a problem of the user's own, exactly or by a method to compare with."""
+    from actcalc.planner import greedy, solve, sqrt
+
+    solvers: Mapping[str, Any] = {"optimal": solve, "sqrt": sqrt, "greedy": greedy}
+    plan: Plan = solvers[method](problem)
+    return ProblemPlan(
+        feasible=plan.feasible,
+        optimal=plan.optimal,
+        cost=plan.cost,
+        lower_bound=plan.lower_bound,
+        stored_bytes=plan.stored_bytes,
+        peak_bytes=plan.peak_bytes,
+        budget_bytes=plan.budget_bytes,
+        peak_model=plan.peak_model,
+        method=method,
+        smallest_memory_bytes=plan.smallest_budget_bytes,
+        certificate=asdict(plan.certificate) if plan.certificate else None,
+        groups=tuple(
+            {
+                "layer_type": group.layer_type,
+                "count": group.count,
+                "segment": group.segment,
+                "recompute": group.recompute,
+                "kept": group.kept,
+                "stored_bytes": group.stored_bytes,
+                "working_bytes": group.working_bytes,
+                "cost": group.cost,
+            }
+            for group in plan.groups
+        ),
+    )
+
+
+def plan_command(
+    runs: Sequence[Run],
+    memory: str | None,
+    *,
+    memory_model: Any,
+    activations_only: bool,
+    semantics: Any,
+    method: Any,
+    points: int,
+    same_on_all_stages: bool,
+    emit: str | None,
+) -> RunPlan:
+    """The plan the command line asks for; its defaults and refusals are here.
+
+    Raises ``SpecError`` for a budget that is missing, unreadable or more than the device has.
+    """
+    if len(runs) > 1:
+        raise SpecError("plan works on one framework profile at a time", "give one --framework")
+    run = runs[0]
+    settings = PlanSettings(
+        memory_model=memory_model,
+        semantics=semantics,
+        method=method,
+        same_on_all_stages=same_on_all_stages,
+    )
+    budget = budget_of(run, memory)
+    if not activations_only:
+        settings = replace(settings, rest_bytes=rest_of_stages(run, settings))
+    planner = RunPlanner(run, settings)
+    if budget is None:
+        if not points:
+            raise SpecError("no memory to plan for", "give --memory 70GiB, or a --device")
+        budget = planner.free
+    result = plan_run(run, budget, points=points, planner=planner)
+    if emit is not None:
+        from actcalc.planner.emit import emitted
+
+        result = replace(result, emitted=emitted(emit, planner, budget))
+    return result
+
+
+def budget_of(run: Run, memory: str | None) -> int | None:
+    """The budget of one GPU in bytes: as given, else what the device has; None without either.
+
+    Raises ``SpecError`` where ``memory`` is no amount, or more than the device has.
+    """
+    from actcalc.planner.budget import parse_bytes
+
+    device = run.device
+    if memory is None:
+        return None if device is None else device.usable_bytes
+    budget = parse_bytes(memory)
+    if device is not None and budget > device.memory_nominal_bytes:
+        raise SpecError(
+            f"--memory {memory} is more than {device.name} has "
+            f"({device.usable_bytes:,} bytes usable)",
+            "lower --memory, drop it to plan for the whole device, or name another --device",
+        )
+    return budget
+
+
+def rest_of_stages(run: Run, settings: PlanSettings) -> tuple[int, ...]:
+    """Bytes of each stage beside what its layers store and make again.
+
+    Weights, gradients, optimizer states, buffers, embedding and head, gradients of activations,
+    what the device itself takes: the whole GPU of ``actcalc memory`` less the layers' part of it,
+    without re-running and with re-running all, whichever leaves more.
+    """
+    from actcalc.memory.report import memory_run
+
+    bare = replace(settings, rest_bytes=(), method="optimal", semantics="minimal")
+    rivals = Rivals(RunPlanner(run, bare))
+    found = [0] * run.layout.pp
+    for name in ("none", "full"):
+        report = memory_run(replace(run, policies=(name,)))
+        for stage in rivals.planner.stages:
+            _, peak = rivals.measured(stage, rivals.policy(name, stage))
+            total = report.stages[stage.index].total_bytes
+            found[stage.index] = max(found[stage.index], ceil(total - peak))
+    return tuple(found)

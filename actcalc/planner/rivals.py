@@ -1,0 +1,207 @@
+"""What named policies reach with the same memory: every single one, and the best mix of two.
+
+A mix of two gives the first layers of each pipeline stage one policy and the others another, as
+many of each as fits best (Megatron-LM's ``block`` method is such a mix of full and none). All
+mixes are evaluated, in exact integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import permutations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actcalc.layers.graph import Graph
+from actcalc.planner.bridge import policy_option
+from actcalc.planner.compare import default_policies, parse_for
+from actcalc.planner.knapsack import Option
+from actcalc.planner.stages import RunPlanner, Stage
+from actcalc.planner.timeline import timeline_peak
+from actcalc.policy.rules import NONE, Policy
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One policy, or mix of policies, on all stages within a budget (costs in the planner's units).
+
+    ``cost`` and ``peak_bytes`` are None where it does not fit; ``counts`` says, for a mix, how many
+    layers of each stage take the first policy.
+    """
+
+    names: tuple[str, ...]
+    cost: int | None
+    peak_bytes: int | None
+    counts: tuple[int, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether every stage fits."""
+        return self.cost is not None
+
+
+class Rivals:
+    """Named policies on the stages of a planner; build once, ask for many budgets."""
+
+    def __init__(self, planner: RunPlanner) -> None:
+        self.planner = planner
+        self._options: dict[tuple[int, str], Option] = {}
+
+    def option(self, graph: Graph, policy: Policy) -> Option:
+        """One layer under one policy (cached)."""
+        key = (id(graph), policy.name)
+        if key not in self._options:
+            self._options[key] = policy_option(
+                self.planner.model, graph, self.planner.costs, policy
+            )
+        return self._options[key]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Policies that decide for one layer at a time, as ``compare`` lists them."""
+        skipped = ("full-sharded", "sqrt")
+        return tuple(n for n in default_policies(self.planner.model) if n not in skipped)
+
+    def policy(self, name: str, stage: Stage) -> Policy:
+        """The policy called ``name`` for one stage."""
+        longest = max((len(chunk) for chunk in self.planner.chunks[stage.index]), default=1)
+        return parse_for(name, self.planner.model, max(1, longest))
+
+    def single(self, name: str, budget: int) -> Fit:
+        """One policy on every layer of every stage; segments and blocks of layers are allowed."""
+        total, peak = 0, 0
+        for stage in self.planner.stages:
+            cost, high = self.measured(stage, self.policy(name, stage))
+            if high > budget:
+                return Fit((name,), None, None)
+            total, peak = total + cost, max(peak, high)
+        return Fit((name,), total, peak)
+
+    def measured(
+        self, stage: Stage, policy: Policy, *, skip: Callable[[int], bool] | None = None
+    ) -> tuple[int, int]:
+        """Cost and peak bytes of one stage under one policy.
+
+        ``skip`` tells by its position on the stage which layer stores everything instead.
+        """
+        stored: list[int] = []
+        working: list[int] = []
+        flights: list[int] = []
+        cost = at = 0
+        graphs = [g for g, group in zip(stage.graphs, stage.groups, strict=True)
+                  for _ in range(group.count)]  # fmt: skip
+        for chunk, flight in zip(self.planner.chunks[stage.index], stage.in_flight, strict=True):
+            members = graphs[at : at + len(chunk)]
+            at += len(chunk)
+            for start in range(0, len(members), policy.segment):
+                part = members[start : start + policy.segment]
+                chosen = [self._layer_policy(policy, start + i) for i in range(len(part))]
+                if skip is not None and skip(at - len(chunk) + start):
+                    chosen = [NONE] * len(part)
+                options = [self.option(g, p) for g, p in zip(part, chosen, strict=True)]
+                cost += sum(o.cost for o in options)
+                flights.append(max(1, flight))
+                stored.append(options[0].stored)
+                inner = sum(o.stored for o in options[1:])
+                working.append(sum(o.working for o in options) + inner)
+        return cost, stage.rest_bytes + self._peak(stored, working, flights)
+
+    def _layer_policy(self, policy: Policy, position: int) -> Policy:
+        skipped = (policy.block is not None and position >= policy.block) or (
+            policy.every > 1 and position % policy.every
+        )
+        return NONE if skipped else policy
+
+    def _peak(self, stored: list[int], working: list[int], flights: list[int]) -> int:
+        if not stored:
+            return 0
+        if self.planner.settings.memory_model == "timeline":
+            return timeline_peak(stored, working, flights)
+        held = sum(k * m for k, m in zip(stored, flights, strict=True))
+        return held + (0 if self.planner.settings.memory_model == "stored" else max(working))
+
+    def best_single(self, budget: int) -> Fit | None:
+        """The cheapest single policy that fits everywhere; None if none does."""
+        names = list(self.names)
+        if self.planner.settings.memory_model != "stored":
+            names.append("sqrt")
+        return self.best_of(names, budget)
+
+    def best_pair(self, budget: int) -> Fit | None:
+        """The cheapest mix of two policies that fits everywhere; None if none does."""
+        pairs = list(permutations(range(len(self.names)), 2))
+        if not pairs:
+            return None
+        totals = np.zeros(len(pairs), dtype=np.float64)
+        found: list[tuple[Ints, Ints, Ints]] = []
+        for stage in self.planner.stages:
+            cost, peak = self._mixes(stage)
+            fits = peak <= budget
+            price = np.where(fits, cost.astype(np.float64), np.inf)
+            at = price.argmin(axis=1)
+            totals += price[np.arange(len(pairs)), at]
+            found.append((at, cost, peak))
+        best = int(totals.argmin())
+        if np.isinf(totals[best]):
+            return None
+        counts = tuple(int(at[best]) for at, _, _ in found)
+        costs = sum(int(cost[best, n]) for n, (_, cost, _) in zip(counts, found, strict=True))
+        high = max(int(peak[best, n]) for n, (_, _, peak) in zip(counts, found, strict=True))
+        names = tuple(self.names[i] for i in pairs[best])
+        return Fit(names, costs, high, counts)
+
+    def _mixes(self, stage: Stage) -> tuple[Ints, Ints]:
+        if stage.key not in self._mixed:
+            self._mixed[stage.key] = self._mix(stage)
+        return self._mixed[stage.key]
+
+    @cached_property
+    def _mixed(self) -> dict[object, tuple[Ints, Ints]]:
+        return {}
+
+    def _mix(self, stage: Stage) -> tuple[Ints, Ints]:
+        # Cost and peak of every ordered pair of policies, by how many layers take the first.
+        pairs = list(permutations(range(len(self.names)), 2))
+        first, second = (np.array(column) for column in zip(*pairs, strict=True))
+        layers = stage.layers
+        cost = np.zeros((len(pairs), layers + 1), dtype=np.int64)
+        held, most = np.zeros_like(cost), np.zeros_like(cost)
+        high, excess = np.zeros_like(cost), np.zeros_like(cost)
+        counts = np.arange(layers + 1)
+        at = layers
+        for graph, group in reversed(list(zip(stage.graphs, stage.groups, strict=True))):
+            table = self._table(graph, stage)
+            m = group.inflight or 1
+            for _ in range(group.count):
+                at -= 1
+                takes = (counts > at)[None, :]
+                k, w, c = (
+                    np.where(takes, column[first][:, None], column[second][:, None])
+                    for column in table
+                )
+                cost += c
+                held += m * k
+                most = np.maximum(most, w)
+                high = m * k + np.maximum(high, excess + w)
+                excess += (m - 1) * k
+        model = self.planner.settings.memory_model
+        peak = high if model == "timeline" else held if model == "stored" else held + most
+        return cost, stage.rest_bytes + peak
+
+    def _table(self, graph: Graph, stage: Stage) -> tuple[Ints, Ints, Ints]:
+        options = [self.option(graph, self.policy(name, stage)) for name in self.names]
+        return (
+            np.array([o.stored for o in options], dtype=np.int64),
+            np.array([o.working for o in options], dtype=np.int64),
+            np.array([o.cost for o in options], dtype=np.int64),
+        )
+
+    def best_of(self, names: Sequence[str], budget: int) -> Fit | None:
+        """The cheapest of some policies that fits on every stage; None if none does."""
+        fits = [fit for fit in (self.single(name, budget) for name in names) if fit.fits]
+        return min(fits, key=lambda fit: (fit.cost or 0, fit.peak_bytes or 0), default=None)

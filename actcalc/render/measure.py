@@ -1,0 +1,246 @@
+"""A measurement beside its prediction as sheets: the parts, then the middle layer's tensors."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from actcalc.planner.measured import BytesBeside, Measurement, TensorBeside
+from actcalc.planner.measured_layer import LayerComparison
+from actcalc.render.sheet import Column, Row, Sheet, bytes_column, share_column
+from actcalc.render.units import count, flops, size
+
+
+def measure_sheets(result: Measurement, units: str) -> list[Sheet]:
+    """The parts of the model with exact bytes, one layer tensor by tensor, and a real step."""
+    sheets = [_parts(result), _tensors(result, units)]
+    if result.gpu is not None:
+        sheets.insert(1, _step(result, units))
+    last = sheets[-1]
+    sheets[-1] = Sheet(
+        last.title, last.columns, last.rows, last.above, last.below, notes=result.notes
+    )
+    return sheets
+
+
+def _parts(result: Measurement) -> Sheet:
+    columns = [Column("part", "part", align="left"), _exact("measured", "measured\nB")]
+    if result.predicted_bytes is not None:
+        columns += [_exact("predicted", "predicted\nB"), _exact("difference", "difference\nB")]
+    rows: list[tuple[str, BytesBeside]] = [
+        (f"{group.kind} layer {group.first}", group)
+        if group.count == 1
+        else (f"{group.kind} layer, {group.count} of them, each", group)
+        for group in result.layers
+    ]
+    if result.layers:
+        rows.append(("all layers", result.all_layers))
+    rows.append(("embedding", result.embedding))
+    if result.between.measured_bytes:
+        rows.append(("between the stacks", result.between))
+    rows.append(("head and loss" if result.layers else "outside of layers", result.head))
+    total = BytesBeside(
+        measured_bytes=result.measured_bytes,
+        predicted_bytes=result.predicted_bytes,
+        difference_bytes=result.difference_bytes,
+    )
+    width = len(columns)
+    found = result.parameters
+    number = ("parameters (number)", found.measured, found.predicted, found.difference)
+    return Sheet(
+        title=f"{result.name}: what PyTorch keeps for backward"
+        + (", beside the prediction" if width > 2 else ""),
+        columns=tuple(columns),
+        rows=(
+            *(Row(_figures(name, part)[:width]) for name, part in rows),
+            Row(_figures("= whole model", total)[:width], "strong", rule_after=True),
+            Row(number[:width]),
+        ),
+        above=_inputs(result),
+        below=(_verdict(result),),
+    )
+
+
+def _exact(key: str, title: str) -> Column:
+    return Column(key, title, lambda value: f"{value:,}")
+
+
+def _figures(name: str, part: BytesBeside) -> tuple[Any, ...]:
+    return (name, part.measured_bytes, part.predicted_bytes, part.difference_bytes)
+
+
+def _inputs(result: Measurement) -> tuple[str, ...]:
+    by = f"torch {result.torch_version}"
+    if result.transformers_version:
+        by += f", transformers {result.transformers_version}"
+    work = []
+    if result.seq is not None:
+        work.append(f"s {result.seq}")
+    if result.micro_batch is not None:
+        work.append(f"b {result.micro_batch}")
+    work.append(result.precision)
+    if result.attention:
+        work.append(f"{result.attention} attention")
+    if result.attention_kernels:
+        work.append("kernel " + ", ".join(result.attention_kernels))
+    if result.dropout is not None:
+        work.append("dropout as configured" if result.dropout else "no dropout")
+    if result.checkpointing:
+        work.append("every layer checkpointed")
+    return (f"{result.model_class}  {by}, fake CUDA tensors", "  ".join(work))
+
+
+def _verdict(result: Measurement) -> str:
+    if result.exact is None:
+        return "Measured alone: nothing predicts it."
+    profile = f"the {result.framework} profile"
+    if result.exact:
+        return f"No difference: {profile} predicts every part to the byte."
+    measured, difference = result.measured_bytes, result.difference_bytes or 0
+    share = f" ({abs(difference) / measured:.2%})" if measured else ""
+    if not difference:
+        return f"The totals agree, but not every part: see the differences to {profile} above."
+    what = "more" if difference > 0 else "less"
+    return f"PyTorch keeps {abs(difference):,} B {what} than {profile} says{share}."
+
+
+def _tensors(result: Measurement, units: str) -> Sheet:
+    tensors = result.tensors
+    sizes = [max(t.measured_bytes, t.predicted_bytes or 0) for t in tensors]
+    columns = [
+        Column("module", "module", align="left", wrap=True),
+        Column("op", "saved by", _words, align="left", wrap=True),
+        Column("shape", "shape", _shape, align="left", wrap=True),
+        Column("dtype", "type", _dtype, align="left"),
+        bytes_column("measured_bytes", "measured", sizes, units),
+    ]
+    predicted = result.predicted_bytes is not None
+    if predicted:
+        columns += [
+            Column("predicted_tensor", "predicted\ntensor", _spaced, align="left", wrap=True),
+            bytes_column("predicted_bytes", "\n", sizes, units),
+        ]
+    width = len(columns)
+    below = []
+    alone = [t for t in tensors if predicted and (t.op is None or t.predicted_tensor is None)]
+    if alone:
+        off = sum(abs(t.difference_bytes or 0) for t in alone)
+        below.append(
+            f"{len(alone)} tensors without a partner of the same size ({size(off, units)}): "
+            "marked (none)."
+        )
+    elif predicted:
+        below.append("Every measured tensor has a predicted partner of the same size.")
+    where = f"layer {result.middle_layer}" if result.layers else "the module"
+    return Sheet(
+        title=f"What {where} keeps, tensor by tensor",
+        columns=tuple(columns),
+        rows=tuple(_row(tensor, width, predicted) for tensor in tensors),
+        below=tuple(below),
+    )
+
+
+def _row(tensor: TensorBeside, width: int, predicted: bool) -> Row:
+    values = (
+        tensor.module if tensor.op is not None else "(none)",
+        tensor.op,
+        tensor.shape,
+        tensor.dtype,
+        tensor.measured_bytes,
+        tensor.predicted_tensor or ("(none)" if predicted else None),
+        tensor.predicted_bytes,
+    )
+    return Row(values[:width])
+
+
+def _words(op: str) -> str:
+    """``NativeLayerNormBackward0.input`` as ``native layer norm: input``."""
+    node, _, attribute = op.partition(".")
+    node = re.sub(r"Backward\d*$", "", node)
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+", node)
+    named = " ".join(word.lower() for word in words) or node
+    return f"{named}: {_spaced(attribute)}" if attribute else named
+
+
+def _spaced(name: str) -> str:
+    """A name that may wrap between its words."""
+    return name.replace("_", " ")
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "(" + ", ".join(map(str, shape)) + ")"
+
+
+def _dtype(name: str) -> str:
+    """PyTorch's name of an element type in the short form of the other tables."""
+    short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+    return short.get(name, name)
+
+
+def _step(result: Measurement, units: str) -> Sheet:
+    step = result.gpu
+    if step is None:
+        return Sheet("", (), ())
+    values = (
+        ("allocated before the step", step.before_bytes),
+        ("kept by the forward", step.kept_bytes),
+        ("peak allocated, with gradients", step.peak_allocated_bytes),
+        ("peak reserved", step.peak_reserved_bytes),
+    )
+    return Sheet(
+        title=f"One real step on {step.device}, by the caching allocator",
+        columns=(
+            Column("part", "part", align="left"),
+            bytes_column("bytes", "size", [value for _, value in values], units),
+        ),
+        rows=tuple(Row(value) for value in values),
+        below=(
+            "No optimizer; the allocator rounds up, and libraries take workspace on first use.",
+        ),
+    )
+
+
+def layer_sheets(result: LayerComparison, units: str) -> list[Sheet]:
+    """Modules of a measured layer, each wrapped in a checkpoint, side by side."""
+    policies = result.policies
+    columns = (
+        Column("policy", "policy", align="left", wrap=True),
+        Column("class", "class", align="left", wrap=True),
+        bytes_column(
+            "stored_bytes_per_layer",
+            "per layer",
+            [p.stored_bytes_per_layer for p in policies],
+            units,
+        ),
+        bytes_column("stored_bytes", "all layers", [p.stored_bytes for p in policies], units),
+        share_column("saved_ratio", "saved\n "),
+        Column("recompute_flops", "re-run\nFLOPs", flops),
+        share_column("recompute_forward_ratio", "of fwd\n "),
+    )
+    rows = tuple(
+        Row(
+            (
+                p.policy,
+                "+".join(p.classes),
+                p.stored_bytes_per_layer,
+                p.stored_bytes,
+                p.saved_ratio,
+                p.recompute_flops,
+                p.recompute_forward_ratio,
+            )
+        )
+        for p in policies
+    )
+    layers = "1 layer" if result.layers == 1 else f"{result.layers} layers"
+    return [
+        Sheet(
+            title=f"{result.name}: a measured {result.layer_class}, what its modules keep",
+            columns=columns,
+            rows=rows,
+            above=(
+                f"{count(result.parameters)} parameters  {result.precision}  {layers}  "
+                f"{flops(result.forward_flops)} forward  torch {result.torch_version}",
+            ),
+            notes=result.notes,
+        )
+    ]

@@ -1,0 +1,220 @@
+"""The memory of every stage as sheets: one row per stage, equal neighbours folded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby
+
+from actcalc.memory.report import LimitFigure, MemoryReport, StageFigure
+from actcalc.render.compare import run_lines
+from actcalc.render.sheet import Column, Row, Sheet, bytes_column
+from actcalc.render.units import count, digits, scale, size
+
+_PARTS: tuple[tuple[str, str, Callable[[StageFigure], int]], ...] = (
+    ("weights_bytes", "weights", lambda s: s.weights_bytes),
+    ("gradients_bytes", "grads", lambda s: s.gradients_bytes - s.gradients_absent_bytes),
+    ("optimizer_bytes", "optim", lambda s: s.optimizer_bytes),
+    ("activations_bytes", "activ", lambda s: s.activations_bytes),
+    ("transient_bytes", "trans", lambda s: s.transient_bytes),
+    ("buffers_bytes", "buffers", lambda s: s.buffers_bytes),
+    ("overhead_bytes", "context", lambda s: s.overhead_bytes),
+)
+
+
+def _key(stage: StageFigure) -> tuple[object, ...]:
+    return (stage.layers, *(part(stage) for _, _, part in _PARTS), stage.total_bytes)
+
+
+def _named(stages: list[StageFigure]) -> str:
+    first, last = stages[0].stage, stages[-1].stage
+    return f"{first}" if first == last else f"{first}-{last}"
+
+
+def memory_sheets(result: MemoryReport, units: str) -> list[Sheet]:
+    """Stages with their parts, the peak in words, what fits, and the limits if asked for."""
+    stages = result.stages
+    total = max(stage.total_bytes for stage in stages)
+    parts = [part for part in _PARTS if any(part[2](stage) for stage in stages)]
+    largest = [[total]] * (len(parts) + 1)
+    columns: list[Column] = []
+    many = len(stages) > 1
+    if many:
+        columns.append(Column("stage", "stage\n", align="left"))
+        columns.append(Column("layers", "layers\n"))
+        columns.append(Column("in_flight", "in\nflight"))
+    columns += [
+        bytes_column(key, title, top, units)
+        for (key, title, _), top in zip(parts, largest, strict=False)
+    ]
+    columns.append(bytes_column("total_bytes", "total", [total], units))
+    if result.fits is not None:
+        divisor, unit = scale(total, units)
+        columns.append(
+            Column("margin_bytes", f"left\n{unit}", lambda value: digits(value / divisor))
+        )
+    rows = []
+    for _, group in groupby(stages, key=lambda s: (_key(s), s.in_flight)):
+        same = list(group)
+        stage = same[0]
+        values: list[object] = []
+        if many:
+            values += [_named(same), stage.layers, stage.in_flight]
+        values += [part(stage) for _, _, part in parts]
+        values.append(stage.total_bytes)
+        if result.fits is not None:
+            values.append(stage.margin_bytes)
+        rows.append(Row(tuple(values), style="strong" if _is_top(result, same) else "plain"))
+    return [
+        Sheet(
+            title=f"{result.model['name']}: memory of one GPU per pipeline stage"
+            if many
+            else f"{result.model['name']}: memory of one GPU",
+            columns=tuple(columns),
+            rows=tuple(_plain(rows)),
+            above=_inputs(result),
+            below=_below(result, units),
+            notes=result.notes,
+        ),
+        *([_buffers(result, units)] if any(stage.buffers for stage in stages) else []),
+        *([_limits(result.limits, units)] if result.limits else []),
+    ]
+
+
+def _plain(rows: list[Row]) -> list[Row]:
+    """Rows as they are; a single row needs no emphasis."""
+    return [Row(row.values) for row in rows]
+
+
+def _is_top(result: MemoryReport, same: list[StageFigure]) -> bool:
+    return any(stage.stage == result.peak_stage for stage in same)
+
+
+def _inputs(result: MemoryReport) -> tuple[str, ...]:
+    lines = run_lines(result.model, result.layout, result.workload, result.framework)
+    zero = f"  ZeRO {result.layout['zero']}" if result.layout["zero"] else ""
+    training = result.training
+    recipe = result.recipe
+    parts = [
+        f"{training['optimizer']}",
+        f"{recipe['name']} states: weights {recipe['weight']} B, gradients "
+        f"{recipe['gradient']} B, master {recipe['master']} B, moment {recipe['moment']} B{zero}",
+    ]
+    if training["lora_rank"]:
+        parts.append(f"LoRA r {training['lora_rank']} on {training['lora_targets']}")
+    if training["offload"] != "none":
+        parts.append(f"{training['offload']} offloaded")
+    schedule = f"  {result.schedule}, {result.microbatches} micro-batches"
+    return (
+        f"{count(result.parameters)} parameters  {lines[0]}",
+        *lines[1:],
+        "  ".join(parts),
+        f"policy {result.policy}{schedule if result.layout['pp'] > 1 else ''}",
+    )
+
+
+def _below(result: MemoryReport, units: str) -> tuple[str, ...]:
+    top = result.stages[result.peak_stage]
+    where = f"on stage {top.stage}, " if len(result.stages) > 1 else ""
+    lines = [
+        f"Peak {where}{top.peak_at}: {size(top.peak_bytes, units)} allocated, "
+        f"{size(top.static_bytes, units)} of it stay between steps."
+    ]
+    if result.device is not None:
+        name = result.device["title"]
+        usable = top.total_bytes + (top.margin_bytes or 0)
+        if result.fits:
+            lines.append(
+                f"Fits {name}: {size(top.margin_bytes or 0, units)} of {size(usable, units)} are "
+                "left on the fullest stage."
+            )
+        else:
+            short = [stage for stage in result.stages if not stage.fits]
+            which = (
+                f"{len(short)} of {len(result.stages)} stages do not fit"
+                if len(result.stages) > 1
+                else "it does not fit"
+            )
+            lines.append(
+                f"Does not fit {name} ({size(usable, units)}): {which}, the fullest is "
+                f"{size(-(top.margin_bytes or 0), units)} over."
+            )
+    return tuple(lines)
+
+
+def _buffers(result: MemoryReport, units: str) -> Sheet:
+    """Buffers of the fullest stage, line by line."""
+    top = result.stages[result.peak_stage]
+    lines = top.buffers
+    return Sheet(
+        title="buffers and context" + (f" of stage {top.stage}" if len(result.stages) > 1 else ""),
+        columns=(
+            Column("buffer", "buffer", align="left"),
+            Column("bytes", "size", lambda value: size(value, units)),
+            Column("allocated", "in the allocator", align="left"),
+            Column("about", "what for", align="left", wrap=True),
+        ),
+        rows=tuple(
+            Row((line.name, line.bytes, "yes" if line.allocated else "no", line.about))
+            for line in lines
+        ),
+    )
+
+
+def _limits(limits: tuple[LimitFigure, ...], units: str) -> Sheet:
+    return Sheet(
+        title="the most that fits the device",
+        columns=(
+            Column("policy", "policy", align="left"),
+            Column("quantity", "quantity", align="left"),
+            Column("largest", "largest", lambda value: f"{value:,}"),
+            Column("tokens", "tokens per\nmicro-batch", lambda value: f"{value:,}"),
+            bytes_column("total_bytes", "total", [limit.total_bytes for limit in limits], units),
+        ),
+        rows=tuple(
+            Row((limit.policy, limit.quantity, limit.largest, limit.tokens, limit.total_bytes))
+            for limit in limits
+        ),
+    )
+
+
+def two_sheets(first: MemoryReport, second: MemoryReport, units: str) -> list[Sheet]:
+    """Two runs side by side: the fullest stage of each, part by part, and the differences."""
+    one, two = first.stages[first.peak_stage], second.stages[second.peak_stage]
+    figures = [(title, part(one), part(two)) for _, title, part in _PARTS]
+    figures = [figure for figure in figures if figure[1] or figure[2]]
+    figures.append(("total", one.total_bytes, two.total_bytes))
+    every = [value for _, a, b in figures for value in (a, b, b - a)]
+    names = [_title(first), _title(second)]
+    if names[0] == names[1]:
+        names = [f"{names[0]} (1)", f"{names[1]} (2)"]
+    columns = (
+        Column("part", "part", align="left"),
+        bytes_column("first_bytes", names[0], every, units),
+        bytes_column("second_bytes", names[1], every, units),
+        bytes_column("difference_bytes", "difference", every, units),
+    )
+    return [
+        Sheet(
+            title="memory of the fullest GPU, two runs",
+            columns=columns,
+            rows=tuple(Row((title, a, b, b - a)) for title, a, b in figures),
+            above=tuple(
+                f"{name}: {line}"
+                for name, result in zip(names, (first, second), strict=True)
+                for line in (_inputs(result)[0], *_inputs(result)[1:])
+            ),
+            below=tuple(
+                f"{name}: peak {f'on stage {stage.stage}, ' if len(result.stages) > 1 else ''}"
+                f"{stage.peak_at}."
+                for name, result, stage in zip(
+                    names, (first, second), (one, two), strict=True
+                )
+            ),
+            notes=tuple(dict.fromkeys((*first.notes, *second.notes))),
+        )
+    ]
+
+
+def _title(result: MemoryReport) -> str:
+    name: str = result.model["name"]
+    return name

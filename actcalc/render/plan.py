@@ -1,0 +1,318 @@
+"""A recompute plan as sheets: the plan, named policies with the same memory, the frontier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from typing import Any
+
+from actcalc.planner.plan import LayersFigure, ProblemPlan, RivalFigure, RunPlan, StageFigure
+from actcalc.render.compare import run_lines
+from actcalc.render.sheet import Column, Row, Sheet, bytes_column, share_column
+from actcalc.render.units import digits, flops, percent, size
+
+
+def seconds(value: float) -> str:
+    """Seconds with a unit that suits: ``1.3 ms``."""
+    for limit, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if abs(value) >= limit:
+            return f"{digits(value / limit)} {unit}"
+    return "0" if value == 0 else f"{digits(value * 1e9)} ns"
+
+
+def plan_sheets(result: RunPlan, units: str) -> list[Sheet]:
+    """The plan (or what would do), then its rivals, then the frontier if there is one."""
+    if not result.feasible:
+        sheets = [_infeasible(result, units)]
+    else:
+        sheets = [_plan(result, units), _rivals(result, units)]
+    if result.frontier:
+        sheets.append(_frontier(result, units))
+    return sheets
+
+
+def _amount(result: RunPlan) -> Callable[[Any], str]:
+    return seconds if result.device is not None else flops
+
+
+def _cost(result: RunPlan, figure: Any) -> float | int | None:
+    value: float | int | None = (
+        figure.cost_seconds if result.device is not None else figure.cost_flops
+    )
+    return value
+
+
+def _title(result: RunPlan, units: str) -> str:
+    what = "activations of one GPU" if result.activations_only else "one GPU"
+    method = {"optimal": "cheapest recompute plan", "sqrt": "equal segments", "greedy": "greedy"}
+    budget = size(result.memory_bytes, units)
+    return f"{result.model['name']}: {method[result.method]}, {budget} for the {what}".replace(
+        "for the one", "for one"
+    )
+
+
+def _above(result: RunPlan) -> tuple[str, ...]:
+    cost = (
+        f"cost: forward time re-run on {result.device['name']}, one micro-batch"
+        if result.device is not None
+        else "cost: forward FLOPs re-run over all ranks, one micro-batch (no --device)"
+    )
+    semantics = {
+        "minimal": "minimal (op by op)",
+        "module": "module (whole wrapped modules)",
+    }
+    return (
+        *run_lines(result.model, result.layout, result.workload, result.framework),
+        f"memory model: {result.memory_model}   semantics: {semantics[result.semantics]}",
+        cost,
+    )
+
+
+def _layer_key(layers: Iterable[LayersFigure]) -> tuple[Any, ...]:
+    return tuple((one.kind, one.count, one.recompute, one.segment, one.policy) for one in layers)
+
+
+def _stage_name(stages: list[StageFigure]) -> str:
+    first, last = stages[0].stage, stages[-1].stage
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _what(figure: LayersFigure) -> str:
+    ops = ", ".join(figure.recompute)
+    if figure.segment > 1:
+        return f"all, in segments of {figure.segment} layers"
+    if figure.policy is not None:
+        return figure.policy if figure.policy in ("none", "full") else f"{figure.policy} ({ops})"
+    return ops or "nothing"
+
+
+def _plan(result: RunPlan, units: str) -> Sheet:
+    rows: list[Row] = []
+    layers = [one for stage in result.stages for one in stage.layers]
+    stored = [one.stored_bytes for one in layers]
+    piped = len(result.stages) > 1
+    for _, same in groupby(result.stages, key=lambda stage: _layer_key(stage.layers)):
+        stages = list(same)
+        for index, one in enumerate(stages[0].layers):
+            rows.append(
+                Row(
+                    (
+                        _stage_name(stages) if index == 0 else None,
+                        one.kind,
+                        one.count,
+                        _what(one),
+                        one.stored_bytes,
+                        _cost(result, one),
+                    ),
+                    rule_after=piped and index == len(stages[0].layers) - 1,
+                )
+            )
+    amount = _amount(result)
+    columns = (
+        Column("stage", "stage", align="left"),
+        Column("kind", "kind", align="left"),
+        Column("count", "layers"),
+        Column("recompute", "re-run in backward", align="left", wrap=True),
+        bytes_column("stored_bytes", "stored\neach", stored, units),
+        Column("cost", "cost\neach", amount),
+    )
+    return Sheet(
+        title=_title(result, units),
+        columns=columns,
+        rows=tuple(rows),
+        above=_above(result),
+        below=(*_totals(result, units), *result.certificate),
+        notes=result.notes,
+    )
+
+
+def _totals(result: RunPlan, units: str) -> tuple[str, ...]:
+    cost = _cost(result, result)
+    stored, peak = result.stored_bytes, result.peak_bytes
+    assert cost is not None
+    assert stored is not None
+    assert peak is not None
+    share = cost / result.forward_cost if result.forward_cost else 0.0
+    stage = max(result.stages, key=lambda one: one.peak_bytes or 0)
+    where = f" on stage {stage.stage}" if len(result.stages) > 1 else ""
+    return (
+        f"stored {size(stored, units)}, peak {size(peak, units)}{where} of "
+        f"{size(result.memory_bytes, units)}; cost {_amount(result)(cost)}, "
+        f"{percent(share)} of a forward pass.",
+        *_rest(result, stage, units),
+    )
+
+
+def _rest(result: RunPlan, stage: StageFigure, units: str) -> tuple[str, ...]:
+    if result.activations_only:
+        return ()
+    return (
+        f"{size(stage.rest_bytes, units)} of that is the rest of the GPU: weights, gradients, "
+        "optimizer, buffers, embedding, head.",
+    )
+
+
+def _rivals(result: RunPlan, units: str) -> Sheet:
+    amount = _amount(result)
+    cost = _cost(result, result)
+    fitting = [r for r in result.rivals if r.peak_bytes is not None]
+    peaks = [r.peak_bytes or 0 for r in fitting] + [result.peak_bytes or 0]
+    label = {"optimal": "this plan", "sqrt": "equal segments", "greedy": "greedy"}[result.method]
+
+    def row(name: str, peak: int | None, price: Any, style: Any = "plain") -> Row:
+        share = None if price is None or not result.forward_cost else price / result.forward_cost
+        ratio = None if price is None or not cost else price / cost
+        return Row((name, peak, price, share, ratio), style=style)
+
+    rows = [row(label, result.peak_bytes, cost)]
+    rows += [
+        row(_rival_name(rival), rival.peak_bytes, _cost(result, rival))
+        for rival in sorted(fitting, key=lambda r: _cost(result, r) or 0)
+    ]
+    missing = [rival.name for rival in result.rivals if rival.peak_bytes is None]
+    below = []
+    if missing:
+        below.append("do not fit: " + ", ".join(missing) + ".")
+    below.append(_sentence(result))
+    return Sheet(
+        title="Named policies with the same memory",
+        columns=(
+            Column("policy", "plan", align="left", wrap=True),
+            bytes_column("peak_bytes", "peak", peaks, units),
+            Column("cost", "cost\n ", amount),
+            share_column("of_forward_ratio", "of a\nforward"),
+            Column("cost_per_plan_cost_ratio", "times\nthe plan", digits),
+        ),
+        rows=tuple(rows),
+        below=tuple(below),
+    )
+
+
+def _rival_name(rival: RivalFigure) -> str:
+    if not rival.counts:
+        return rival.name
+    first, second = rival.name.split(" and ")
+    counts = list(dict.fromkeys(rival.counts))
+    many = str(counts[0]) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+    return f"{first} on {many} layers a stage, else {second}"
+
+
+def _sentence(result: RunPlan) -> str:
+    cost = _cost(result, result)
+    fitting = [r for r in result.rivals if r.peak_bytes is not None]
+    singles = [r for r in fitting if not r.counts]
+    if not cost:
+        return "Everything fits: nothing needs to be re-run."
+    best = min((_cost(result, r) or 0 for r in singles), default=None)
+    mixed = min((_cost(result, r) or 0 for r in fitting if r.counts), default=None)
+    if best is None and mixed is None:
+        return "No named policy fits in this memory; this plan does."
+    parts = []
+    if best is not None:
+        name = next(r.name for r in singles if (_cost(result, r) or 0) == best)
+        parts.append(f"the best single policy, {name}, costs {digits(best / cost)} times as much")
+    else:
+        parts.append("no single policy fits")
+    if mixed is not None:
+        parts.append(f"the best mix of two {digits(mixed / cost)} times")
+    text = ", ".join(parts)
+    return text[0].upper() + text[1:] + "."
+
+
+def _infeasible(result: RunPlan, units: str) -> Sheet:
+    least = result.smallest_memory_bytes or 0
+    below = [
+        f"No plan fits in {size(result.memory_bytes, units)}: even the leanest needs "
+        f"{size(least, units)} ({least:,} bytes)."
+    ]
+    rows = tuple(Row((one.change, one.smallest_memory_bytes)) for one in result.changes)
+    sizes = [one.smallest_memory_bytes for one in result.changes]
+    columns = (
+        Column("change", "what to change", align="left"),
+        bytes_column("smallest_memory_bytes", "then enough", sizes, units),
+    )
+    if not rows:
+        below.append("More devices (--tp, --pp, --cp) or a shorter --seq would lower it.")
+    return Sheet(
+        title=_title(result, units),
+        columns=columns if rows else (),
+        rows=rows,
+        above=(*_above(result), *below),
+        notes=result.notes,
+    )
+
+
+def _frontier(result: RunPlan, units: str) -> Sheet:
+    points = result.frontier
+    rows = tuple(
+        Row(
+            (
+                point.memory_bytes,
+                point.peak_bytes,
+                _cost(result, point),
+                (_cost(result, point) or 0) / result.forward_cost if result.forward_cost else None,
+            )
+        )
+        for point in points
+    )
+    return Sheet(
+        title="Frontier: the cheapest plan at each memory",
+        columns=(
+            bytes_column("memory_bytes", "memory", [p.memory_bytes for p in points], units),
+            bytes_column("peak_bytes", "peak", [p.peak_bytes for p in points], units),
+            Column("cost", "cost\n ", _amount(result)),
+            share_column("of_forward_ratio", "of a\nforward"),
+        ),
+        rows=rows,
+        below=(
+            f"From {size(points[0].memory_bytes, units)}, the least any plan needs, to "
+            f"{size(points[-1].memory_bytes, units)}, where nothing more is gained.",
+        )
+        if points
+        else (),
+    )
+
+
+def problem_sheets(result: ProblemPlan, units: str) -> list[Sheet]:
+    """The plan of a user's own problem."""
+    title = f"{result.method} plan, {size(result.budget_bytes, units)}, {result.peak_model}"
+    if not result.feasible:
+        least = result.smallest_memory_bytes
+        line = "No plan fits."
+        if least is not None:
+            line = f"No plan fits; {least:,} bytes would do ({size(least, units)})."
+        return [Sheet(title=title, columns=(), rows=(), above=(line,))]
+    groups = result.groups
+    stored = [group["stored_bytes"] for group in groups]
+    rows = tuple(
+        Row(
+            (
+                group["layer_type"],
+                group["count"],
+                group["segment"],
+                ", ".join(group["recompute"]) or "nothing",
+                group["stored_bytes"],
+                group["cost"],
+            )
+        )
+        for group in groups
+    )
+    proof = "proven optimal" if result.optimal else f"lower bound {result.lower_bound:,}"
+    return [
+        Sheet(
+            title=title,
+            columns=(
+                Column("layer_type", "kind", align="left"),
+                Column("count", "layers"),
+                Column("segment", "segment"),
+                Column("recompute", "re-run in backward", align="left", wrap=True),
+                bytes_column("stored_bytes", "stored", stored, units),
+                Column("cost", "cost", lambda value: f"{value:,}"),
+            ),
+            rows=rows,
+            below=(
+                f"cost {result.cost:,} ({proof}), stored {size(result.stored_bytes or 0, units)}, "
+                f"peak {size(result.peak_bytes or 0, units)}.",
+            ),
+        )
+    ]

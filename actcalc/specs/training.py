@@ -1,0 +1,76 @@
+"""How weights are trained: optimizer, number formats of the states, offload, adapters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from actcalc.errors import SpecError
+from actcalc.specs.base import Bounds, Count, Degree, Spec
+
+Optimizer = Literal[
+    "adamw", "adam", "adam8bit", "sgd", "momentum", "adafactor", "lion", "muon", "none"
+]
+Recipe = Literal["auto", "megatron", "mixed", "amp", "fsdp", "pure"]
+Offload = Literal["none", "optimizer", "weights", "activations"]
+Loss = Literal["auto", "full", "chunked", "fused"]
+Targets = Literal["attention", "mlp", "all"]
+
+Bits = Annotated[int, Bounds(4, 32)]
+"""Bits of one weight of a frozen base model."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Training(Spec):
+    """What is kept for every parameter beside the weight itself, and where it is kept."""
+
+    optimizer: Optimizer = "adamw"
+    """Optimizer; adam8bit keeps its moments in 8 bits, muon Adam for all but hidden matrices."""
+    recipe: Recipe = "auto"
+    """Number formats: megatron (16-bit weights, fp32 gradients and master weights, 18 B with
+    Adam), mixed (16-bit gradients, 16 B), amp (fp32 weights and gradients under autocast), fsdp
+    (fp32 shards, gathered in 16 bits), pure (all in the activations' type); auto: the
+    framework's."""
+    gradient_fusion: bool = True
+    """Weight gradients are added to the accumulated ones inside the product; false makes each one
+    first (Megatron's --no-gradient-accumulation-fusion)."""
+    gradients_in_16_bit: bool = False
+    """Accumulate and reduce gradients in 16 bits (Megatron without
+    accumulate_allreduce_grads_in_fp32, or with grad_reduce_in_bf16)."""
+    shards: Degree | None = None
+    """Ranks over which ZeRO shards, when fewer than all replicas (hybrid sharding)."""
+    prefetch: bool = True
+    """ZeRO-3 gathers the next layer's weights while one computes."""
+    persistent_buffers: bool = False
+    """Gathered weights and gradients of ZeRO-3 live in buffers that stay (Megatron-FSDP)."""
+    fused_optimizer: bool = True
+    """The optimizer step is one kernel; false makes temporaries as large as one state
+    (torch.optim with foreach)."""
+    bucket_elements: Count = 500_000_000
+    """Elements of a DeepSpeed reduction bucket (ZeRO 1 and 2 outside Megatron)."""
+    offload: Offload = "none"
+    """What is kept in host memory: optimizer states; weights and optimizer states; activations."""
+    loss: Loss = "auto"
+    """Cross-entropy: over all logits at once, in chunks of tokens, or fused with the head (no
+    logits kept); auto: the framework's."""
+    loss_chunks: Degree = 8
+    """Pieces of a chunked cross-entropy."""
+    lora_rank: Count = 0
+    """Rank of low-rank adapters; 0 trains every weight."""
+    lora_targets: Targets = "all"
+    """Which linear layers get adapters."""
+    base_bits: Bits = 16
+    """Bits of a frozen base weight under LoRA (4 for QLoRA)."""
+    deterministic: bool = False
+    """Deterministic kernels, for which cuBLAS is given a workspace of 32 MiB."""
+    fp8_weights: bool = False
+    """Weights themselves are fp8 (Megatron's --fp8-param-gather), not only copies of them."""
+
+    def _check(self) -> None:
+        if self.shards is not None and self.shards < 1:
+            raise SpecError(f"training: shards is {self.shards}", "use a value of at least 1")
+        if self.base_bits < 16 and not self.lora_rank:
+            raise SpecError(
+                f"base_bits {self.base_bits} is of a frozen base, but no adapter is trained",
+                "add --lora-rank 16, or drop base_bits",
+            )

@@ -1,0 +1,152 @@
+"""The utilisation command: both directions, both countings, its refusals, a calibration."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import load_data
+
+TABLE = load_data("korthikanti2022_table5.yaml")
+STEP = ("--gpus", 8, "--global-batch", 4, "--device", "a100-80gb", "--policy", "selective")
+
+
+@pytest.mark.parametrize("row", TABLE["rows"], ids=lambda row: row["model"])
+def test_table5(cli, row):
+    done = cli(
+        "mfu", row["model"], "--step-time", row["seconds"], "--gpus", row["gpus"],
+        "--global-batch", row["batch"], "--device", "a100-80gb", "--policy", "selective", "--json",
+    ).json  # fmt: skip
+    assert done["mfu_ratio"] == pytest.approx(row["mfu"], abs=0.0025)
+    assert done["hfu_ratio"] == pytest.approx(row["hfu"], abs=0.0025)
+    assert done["hardware_flops_convention"] == "paper"
+    assert done["hardware_flops_by_ops"] < done["hardware_flops"]
+
+
+def test_there_and_back(cli):
+    there = cli("mfu", "gpt-22b", "--step-time", 1.1, *STEP, "--json").json
+    back = cli("mfu", "gpt-22b", "--mfu", there["mfu_ratio"], *STEP, "--json").json
+    assert back["basis"] == "mfu"
+    assert back["step_seconds"] == pytest.approx(1.1)
+    assert back["hfu_ratio"] == pytest.approx(there["hfu_ratio"])
+
+
+def test_units_of_time_agree(cli):
+    plain = cli("mfu", "gpt-22b", "--step-time", "1.1", *STEP, "--json").json
+    small = cli("mfu", "gpt-22b", "--step-time", "1100ms", *STEP, "--json").json
+    assert plain == small
+
+
+def test_training_run(cli):
+    done = cli(
+        "mfu", "gpt3-175b", "--mfu", 0.5, "--gpus", 1024, "--global-batch", 1536, "--device",
+        "a100-80gb", "--tokens", "300B", "--price-per-gpu-hour", 2, "--json",
+    ).json  # fmt: skip
+    training = done["training"]
+    assert training["tokens"] == 300 * 10**9
+    assert training["steps"] == -(-300 * 10**9 // (1536 * 2048))
+    assert training["gpu_hours"] == pytest.approx(training["days"] * 24 * 1024)
+    assert training["price"] == pytest.approx(2 * training["gpu_hours"])
+    # Narayanan et al. 2021, section 5.1: 34 days at 140 TFLOP/s with recomputation (factor 4/3).
+    assert training["days"] == pytest.approx(34 * 140 * 3 / 4 / 156, rel=0.03)
+
+
+def test_countings(cli):
+    done = cli("mfu", "gpt-22b", "--step-time", 1.1, *STEP, "--flops", "causal", "--json").json
+    both = {figure["counting"]: figure for figure in done["countings"]}
+    assert done["mfu_ratio"] == both["causal"]["mfu_ratio"] < both["full"]["mfu_ratio"]
+
+
+def test_prediction_beside_measurement(cli):
+    layout = ("--tp", 8, "--sp")
+    done = cli("mfu", "gpt-22b", "--step-time", 1.1, *STEP, *layout, "--json").json
+    guess = done["prediction"]
+    assert guess["step_seconds"] == pytest.approx(1.1, rel=0.1)
+    assert guess["error_ratio"] == pytest.approx(guess["step_seconds"] / 1.1 - 1)
+    alone = cli("mfu", "gpt-22b", *STEP, *layout, "--json").json
+    assert alone["basis"] == "predicted"
+    assert alone["step_seconds"] == guess["step_seconds"]
+    slower = cli("mfu", "gpt-22b", *STEP, *layout, "--efficiency", "gemm=0.4", "--json").json
+    assert slower["step_seconds"] > 1.4 * alone["step_seconds"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--step-time", "0"),
+        ("--step-time", "soon"),
+        ("--step-time", "1.1", "--mfu", "0.4"),
+        ("--mfu", "40"),
+        ("--mfu", "-1"),
+        ("--step-time", "1.1", "--flops", "half"),
+        ("--step-time", "1.1", "--tokens", "many"),
+        ("--step-time", "1.1", "--price-per-gpu-hour", "2"),
+        ("--step-time", "1.1", "--policy", "full"),
+        ("--step-time", "1.1", "--efficiency", "gem=0.5"),
+        (),
+    ],
+)
+def test_refusals(cli, arguments):
+    done = cli("mfu", "gpt-22b", *STEP, *arguments)
+    assert done.code == 2
+    assert done.err.startswith("error: ")
+    assert "\nhint: " in done.err
+
+
+def test_no_device(cli):
+    done = cli("mfu", "gpt-22b", "--step-time", "1.1", "--gpus", 8)
+    assert done.code == 2
+    assert "--device" in done.err
+
+
+RUNS = """
+runs:
+  - {name: one, model: gpt-22b, layout: {tp: 8, sp: true}, workload: {global_batch: 4},
+     device: a100-80gb, policy: selective, step_seconds: 1.10}
+  - {name: two, model: gpt3-175b, layout: {tp: 8, pp: 8, vpp: 3}, workload: {global_batch: 64},
+     device: a100-80gb, policy: full, step_seconds: 18.13}
+"""
+
+
+def test_calibration(cli, tmp_path):
+    path = tmp_path / "runs.yaml"
+    path.write_text(RUNS)
+    done = cli(
+        "mfu", "gpt-22b", "--tp", 8, "--sp", *STEP, "--calibrate", path, "--json"
+    ).json  # fmt: skip
+    fit = done["calibration"]
+    assert set(fit["efficiency"]) == {"gemm", "memory"}
+    assert fit["after_ratio"] < fit["before_ratio"] / 2
+    assert fit["left_out_ratio"] < 0.1
+    assert done["prediction"]["efficiency"]["gemm"] == fit["efficiency"]["gemm"]
+    table = cli("mfu", "gpt-22b", "--tp", 8, "--sp", *STEP, "--calibrate", path)
+    assert "--efficiency gemm=" in table.out
+
+
+@pytest.mark.parametrize(
+    "text", ["runs: []", "runs: [3]", "{}", "runs: [{model: gpt-22b, device: a100-80gb}]",
+             "runs: [{model: gpt-22b, when: now, step_seconds: 1}]",
+             "runs: [{model: gpt-22b, step_seconds: 1}]"],
+)  # fmt: skip
+def test_bad_calibration_files(cli, tmp_path, text):
+    path = tmp_path / "runs.yaml"
+    path.write_text(text)
+    done = cli("mfu", "gpt-22b", *STEP, "--step-time", 1, "--calibrate", path)
+    assert done.code == 2
+    assert done.err.startswith("error: ")
+
+
+def test_calibration_recovers_what_made_the_times():
+    """Times made with known shares give those shares back."""
+    from actcalc.cost.calibrate import calibrate, predictor
+    from actcalc.specs.run import load_run
+
+    truth = {"gemm": 0.6, "memory": 0.7}
+    runs = []
+    for batch in (1, 4):
+        run = load_run("gpt2", device="a100-80gb", workload={"micro_batch": batch, "seq": 1024})
+        predict = predictor(run)
+        runs.append((f"b{batch}", predict, predict(truth)))
+    fit = calibrate(runs, {})
+    assert fit.after_ratio < 0.01
+    assert fit.efficiency["gemm"] == pytest.approx(0.6, abs=0.05)
+    assert fit.efficiency["memory"] == pytest.approx(0.7, abs=0.05)

@@ -1,0 +1,157 @@
+"""Properties that hold for any device and shape: what must cost more does."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actcalc.cost.collective import bandwidth, collective_seconds
+from actcalc.cost.gemm import Product, gemm_seconds
+from actcalc.cost.rates import parse_overrides, rates_of, shares_of
+from actcalc.cost.roofline import Roofline, beside
+from actcalc.cost.step import step_time
+from actcalc.errors import SpecError
+from actcalc.io import presets
+from actcalc.layers.graph import Collective
+from actcalc.layers.model import model_graph
+from actcalc.policy.rules import NONE, parse_policy
+from actcalc.specs.run import load_device, load_run
+
+A100 = rates_of(load_device("a100-80gb"), "bf16")
+sizes = st.integers(1, 20000)
+
+
+@given(m=sizes, n=sizes, k=sizes, batch=st.integers(1, 64))
+def test_gemm_never_beats_the_peaks(m, n, k, batch):
+    product = Product(m, n, k, batch)
+    seconds = gemm_seconds(product, A100)
+    assert seconds >= product.flops / A100.peak
+    assert seconds >= 2 * batch * (m * k + k * n + m * n) / (2039e9 * A100.shares.memory) * 0.999
+
+
+@given(m=sizes, n=sizes, k=sizes)
+def test_gemm_grows_with_every_dimension(m, n, k):
+    base = gemm_seconds(Product(m, n, k), A100)
+    assert gemm_seconds(Product(2 * m, n, k), A100) >= base
+    assert gemm_seconds(Product(m, 2 * n, k), A100) >= base
+    assert gemm_seconds(Product(m, n, 2 * k), A100) >= base * 0.999
+
+
+def test_a_last_wave_costs_as_much_as_a_full_one():
+    """One tile more than the multiprocessors hold: 108 tiles of 256 x 128 are one wave."""
+    one = gemm_seconds(Product(256 * 108, 128, 512), A100)
+    more = gemm_seconds(Product(256 * 109, 128, 512), A100)
+    assert more > 1.15 * one
+
+
+def test_large_products_reach_the_stated_share():
+    product = Product(256 * 108, 128 * 64, 8192)
+    share = product.flops / gemm_seconds(product, A100) / A100.matrix
+    assert 0.95 < share <= 1
+
+
+@given(size=st.integers(2, 64), message=st.floats(1e3, 1e10))
+def test_all_reduce_is_scatter_and_gather(size, message):
+    def seconds(kind):
+        return collective_seconds(kind, message, size, 1, A100) - A100.shares.collective_seconds
+
+    both = seconds(Collective.REDUCE_SCATTER) + seconds(Collective.ALL_GATHER)
+    assert seconds(Collective.ALL_REDUCE) == pytest.approx(both)
+
+
+def test_groups_across_nodes_share_their_network_cards():
+    assert bandwidth(8, 1, A100) == A100.intra
+    assert bandwidth(2, 8, A100) == A100.inter
+    assert bandwidth(16, 4, A100) == 2 * A100.inter
+    assert bandwidth(64, 1, A100) <= A100.intra
+
+
+@given(compute=st.floats(1e-6, 1), hidden=st.floats(0, 1), share=st.floats(0.01, 0.5))
+def test_beside(compute, hidden, share):
+    together = beside(compute, hidden, share)
+    assert max(compute, hidden) <= together <= compute + hidden + 1e-12
+
+
+MODELS = ("gpt2", "gpt-22b", "llama-3-8b", "mixtral-8x7b", "deepseek-v3", "gemma-2-2b", "bert-base")
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("framework", ["paper", "megatron"])
+def test_policies_cost_what_they_run_again(name, framework):
+    try:
+        run = load_run(name, framework=framework, device="h100-80gb", workload={"micro_batch": 1})
+        graph = model_graph(run.model, run.layout, run.workload, run.framework)
+    except SpecError:
+        pytest.skip("the framework does not run this model")
+    roofline = Roofline(graph, rates_of(run.device, run.workload.precision))
+    for kind in graph.kinds:
+        none = roofline.layer(kind.graph, NONE)
+        full = roofline.layer(kind.graph, parse_policy("full", layers=run.model.layers))
+        core = roofline.layer(kind.graph, parse_policy("selective", layers=run.model.layers))
+        assert none.rerun == 0
+        assert full.forward == none.forward == core.forward
+        assert none.backward <= core.backward < full.backward
+        assert full.backward == pytest.approx(none.backward + none.forward)
+        assert none.weight_gradient < none.backward
+        for time in roofline.ops(kind.graph):
+            assert time.forward_seconds >= 0
+            assert time.backward_seconds >= 0
+
+
+@settings(deadline=None, max_examples=20)
+@given(batches=st.integers(1, 64))
+def test_step_grows_with_microbatches(batches):
+    run = load_run("gpt2", device="a100-80gb", layout={"pp": 4})
+    graph = model_graph(run.model, run.layout, run.workload, run.framework)
+    roofline = Roofline(graph, A100)
+    shorter = step_time(graph, NONE, roofline, count=batches)
+    longer = step_time(graph, NONE, roofline, count=batches + 1)
+    assert longer.total > shorter.total
+    assert longer.bubble_ratio <= shorter.bubble_ratio + 1e-9
+
+
+@pytest.mark.parametrize("name", presets.names("devices"))
+def test_every_device_has_rates_and_sources(name):
+    device = load_device(name)
+    shares, sources = shares_of(device)
+    assert set(sources) == set(vars(shares))
+    assert all(sources.values())
+    for precision in [name for name in ("bf16", "fp16", "fp32") if name in device.peak_flops]:
+        rates = rates_of(device, precision)
+        assert 0 < rates.matrix <= rates.peak
+        assert rates.intra >= 0
+
+
+def test_efficiency_families_name_devices():
+    from actcalc.io.presets import presets_root
+    from actcalc.io.yamlfile import read_mapping
+
+    table = read_mapping(presets_root() / "efficiency" / "families.yaml")
+    assert set(table) <= set(presets.names("devices"))
+
+
+@pytest.mark.parametrize("bad", ["gem=0.5", "gemm", "gemm=2", "gemm=0", "gemm=x", "memory=nan"])
+def test_bad_overrides(bad):
+    with pytest.raises(SpecError):
+        parse_overrides([bad])
+
+
+def test_overrides_replace_one_share():
+    device = load_device("a100-80gb")
+    slow = rates_of(device, "bf16", parse_overrides(["gemm=0.4,memory=0.5"]))
+    assert slow.matrix == pytest.approx(A100.matrix * 0.4 / A100.shares.gemm)
+    assert slow.memory == pytest.approx(A100.memory * 0.5 / A100.shares.memory)
+    assert slow.intra == A100.intra
+
+
+def test_a_device_may_state_its_own_efficiency():
+    from dataclasses import replace
+
+    from actcalc.specs.device import Efficiency
+
+    device = replace(load_device("a100-80gb"), efficiency=Efficiency(gemm=0.5))
+    shares, sources = shares_of(device)
+    assert shares.gemm == 0.5
+    assert "efficiency" in sources["gemm"]
+    assert shares.memory == A100.shares.memory

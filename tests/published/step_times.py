@@ -1,0 +1,87 @@
+"""Published training runs as runs of this program, their measured and predicted step times.
+
+``tests/data/published_step_times.json`` holds every published dense run at hand whose model,
+layout, batch, recompute policy and device are stated as numbers, in 16-bit precision, with a step
+time, tokens per second or TFLOP/s: none was left out for its result. Two rules select the judged
+ones, both blind to the prediction:
+
+- A run whose attention kernel is not stated is judged only while attention's products are at most
+  a quarter of its FLOPs: above that the figure is one of the kernel.
+- All kernels are the idealised ones (profile ``paper``): fused element-wise chains.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from actcalc.cost.flops import hardware_flops
+from actcalc.cost.rates import rates_of
+from actcalc.cost.roofline import Roofline
+from actcalc.cost.step import policy_of, step_time
+from actcalc.layers.model import model_graph
+from actcalc.specs.run import Run, Source, resolve
+from tests.conftest import load_data
+
+ROWS = load_data("published_step_times.json")
+
+
+class Outcome(NamedTuple):
+    row: dict[str, Any]
+    measured: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+
+def run_of(row: dict[str, Any]) -> Run:
+    fields = {"name": "published", "family": "gpt", **row["model"]}
+    if row["model"]["gated"]:
+        fields |= {
+            "family": "llama", "activation": "silu", "norm": "rmsnorm", "position": "rotary",
+            "qkv_bias": False, "out_bias": False, "mlp_bias": False,
+        }  # fmt: skip
+    else:
+        rate = row["dropout"]
+        fields |= {"max_positions": row["seq"], "hidden_dropout": rate, "attention_dropout": rate}
+    keys = ("tp", "sp", "pp", "vpp", "cp", "dp", "zero")
+    work = ("seq", "micro_batch", "global_batch", "precision", "attention")
+    return resolve(
+        Source(name="published", model=fields),
+        layout={key: row[key] for key in keys},
+        workload={**{key: row[key] for key in work}, "dropout": row["dropout"] > 0},
+        framework="paper",
+        device=row["device"],
+        policies=(row["policy"],),
+    )
+
+
+def attention_share(row: dict[str, Any]) -> float:
+    """Share of attention's products in a layer's, counted in full: s/6h of 1 + s/6h."""
+    ratio = row["seq"] / (6 * row["model"]["hidden"])
+    return ratio / (1 + ratio)
+
+
+def judged(row: dict[str, Any]) -> bool:
+    return row["attention_stated"] or attention_share(row) <= 0.25
+
+
+def outcome(row: dict[str, Any]) -> Outcome:
+    run = run_of(row)
+    graph = model_graph(run.model, run.layout, run.workload, run.framework)
+    policy = policy_of(run, graph)
+    devices = run.layout.devices
+    rates = rates_of(run.device, run.workload.precision, devices=devices)
+    predicted = step_time(graph, policy, Roofline(graph, rates)).total
+    measured = row.get("step_seconds")
+    if measured is None:
+        # These print hardware FLOPs: the re-run forward is counted.
+        batches = row["global_batch"] / row["micro_batch"]
+        done = hardware_flops(graph, policy).op_flops * batches
+        measured = done / (row["tflops_per_gpu"] * 1e12 * devices)
+    return Outcome(row, measured, predicted)
+
+
+def outcomes() -> list[Outcome]:
+    return [outcome(row) for row in ROWS if judged(row)]
