@@ -5,7 +5,6 @@ from __future__ import annotations
 from actcalc.layers.algebra import ONE, symbol
 from actcalc.layers.context import Context
 from actcalc.layers.graph import Collective, Comm, DType, Graph, GraphBuilder, Weight
-from actcalc.layers.hub import ends as hub
 from actcalc.layers.linear import dropout, linear
 from actcalc.layers.norm import norm
 
@@ -15,6 +14,8 @@ EMBEDDING_SCOPE = "embedding"
 def embedding_graph(ctx: Context) -> Graph:
     """Token and position embedding, norm and dropout; it keeps ids and the dropout's mask."""
     if ctx.kernel("layer") == "hub":
+        from actcalc.layers.hub import ends as hub
+
         return hub.embedding_graph(ctx)
     g = GraphBuilder("embedding")
     if ctx.model.patches:
@@ -105,6 +106,8 @@ def head_graph(ctx: Context) -> Graph:
     4sbh(1+v/h)/t, of which 2sbh the norm's input, 2sbh the projection's, 4sbv the logits).
     """
     if ctx.kernel("layer") == "hub":
+        from actcalc.layers.hub import ends as hub
+
         return hub.head_graph(ctx)
     model = ctx.model
     g = GraphBuilder("head")

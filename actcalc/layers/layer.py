@@ -7,11 +7,8 @@ from actcalc.layers.algebra import Expr
 from actcalc.layers.attention import close_attention, self_attention
 from actcalc.layers.context import Context
 from actcalc.layers.graph import Graph, GraphBuilder
-from actcalc.layers.hub import layer as hub
 from actcalc.layers.linear import dropout
-from actcalc.layers.mla import mla_attention
 from actcalc.layers.mlp import close_ffn, mlp
-from actcalc.layers.moe import moe
 from actcalc.layers.norm import norm
 from actcalc.specs import LayerKind, Model
 
@@ -57,7 +54,10 @@ def _not_in_megatron(model: Model) -> list[tuple[bool, str]]:
 
 def layer_graph(ctx: Context, kind: LayerKind) -> Graph:
     """The graph of one layer of ``kind`` on one rank."""
+    # What this kind of layer does not need is not loaded.
     if ctx.kernel("layer") == "hub":
+        from actcalc.layers.hub import layer as hub
+
         return hub.layer_graph(ctx, kind)
     g = GraphBuilder(kind.label)
     g.tensor("input", (ctx.s_region, ctx.b, ctx.h), ctx.residual)
@@ -103,6 +103,8 @@ def _parallel(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> st
 
 def _attend(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> tuple[str, Expr]:
     if ctx.model.mla:
+        from actcalc.layers.mla import mla_attention
+
         return mla_attention(g, ctx, kind, source)
     return self_attention(g, ctx, kind, source), ctx.q_width
 
@@ -114,7 +116,11 @@ def _close_attention(
 
 
 def _feed(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
-    return moe(g, ctx, source) if kind.mlp == "moe" else mlp(g, ctx, source)
+    if kind.mlp == "moe":
+        from actcalc.layers.moe import moe
+
+        return moe(g, ctx, source)
+    return mlp(g, ctx, source)
 
 
 def _add(g: GraphBuilder, ctx: Context, what: str, branch: str, stream: str, out: str) -> str:

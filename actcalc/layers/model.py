@@ -11,7 +11,6 @@ from actcalc.layers.context import Context, sizes_of
 from actcalc.layers.ends import embedding_graph, head_graph
 from actcalc.layers.graph import Graph, Weight
 from actcalc.layers.layer import layer_graph
-from actcalc.layers.mtp import mtp_graph
 from actcalc.specs import Framework, LayerKind, Layout, Model, Workload
 
 
@@ -75,6 +74,8 @@ def model_graph(
         runs.append(LayerRun(kind, built[kind], count))
     mtp = None
     if model.mtp_layers and ctx.kernel("layer") != "hub":
+        from actcalc.layers.mtp import mtp_graph
+
         last = model.kind(model.layers - 1)
         mtp = LayerRun(last, mtp_graph(ctx, last), model.mtp_layers)
     return ModelGraph(

@@ -20,6 +20,7 @@ from actcalc.specs.workload import Workload
 if TYPE_CHECKING:
     from actcalc.measure.results import CudaStep, Measured, SavedTensor
 
+_ARGUMENTS = ("query", "key", "value")
 FRAMEWORK = "transformers"
 """The profile that a measured transformers model is compared with."""
 
@@ -138,7 +139,7 @@ class Measurement(Result):
     attention_kernels: dict[str, int]
     """How often scaled_dot_product_attention took each kernel."""
     dropout: bool | None
-    """Whether the model's dropout rates were used; null for a module of the user's."""
+    """Whether a dropout rate was in use; null for a module of the user's."""
     checkpointing: bool
     """Whether every layer was checkpointed (policy full)."""
     measured_bytes: int
@@ -355,9 +356,15 @@ def measure_run(
     if run.workload.global_batch is not None:
         notes.append("No effect on this table: global batch (one micro-batch is measured).")
     result = beside(
-        measured, prediction, step=step, dropout=work.dropout, notes=notes, framework=FRAMEWORK
+        measured, prediction, step=step, dropout=_drops(run), notes=notes, framework=FRAMEWORK
     )
     return result, measured
+
+
+def _drops(run: Run) -> bool:
+    """Whether any dropout rate is in use."""
+    rates = (value for key, value in run.model.model_dump().items() if key.endswith("_dropout"))
+    return run.workload.dropout and any(rates)
 
 
 def _predicted(run: Run, policy: str) -> tuple[Prediction | None, list[str]]:
@@ -401,6 +408,8 @@ def beside(
             f"{len(prediction.layers)}."
         )
         prediction = None
+    if prediction and measured.checkpointing:
+        notes += _given_to_all(measured, prediction)
     middle = measured.n_layers // 2
     predicted = prediction.layers if prediction else ()
     return Measurement(
@@ -441,6 +450,19 @@ def beside(
         gpu=_real(step),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _given_to_all(measured: Measured, prediction: Prediction) -> list[str]:
+    """A sentence on what checkpoints keep once for all layers, where the prediction has it not."""
+    first = measured.of_phase("layer0")
+    shared = [tensor for tensor in first if tensor.also_saved_by]
+    if not first or measured.layers_bytes[0] == prediction.layers[0] or not shared:
+        return []
+    shapes = ", ".join("×".join(map(str, tensor.shape)) for tensor in shared)
+    return [
+        f"Layer 0 pays for what every checkpoint is given and keeps, {shapes} "
+        f"({sum(tensor.bytes for tensor in shared):,} B: a mask); the prediction leaves it out."
+    ]
 
 
 def _difference(measured: int, predicted: Any) -> dict[str, Any]:
@@ -493,29 +515,22 @@ def pair(
 ) -> tuple[TensorBeside, ...]:
     """Measured tensors with the predicted ones that they are; ``None`` predicts nothing.
 
-    Two are the same if their sizes in bytes are, first among those of the same shape (whatever the
-    order of its dimensions), then among the rest, in the order of the ops; then a predicted one
-    with several neighbours that one op saves (seed and offset of its random state). What is left
-    over has no partner.
+    Two can be the same if their sizes in bytes are. Where both sides have as many of a size, they
+    are paired in the order of the ops; else those of the same shape first (whatever the order of
+    its dimensions). A predicted one may also be several neighbours that one op saves (seed and
+    offset of its random state). What is left over has no partner.
     """
     partners: dict[int, Expected] = {}
     left = list(expected or ())
-    for same_shape in (True, False):
-        for index, tensor in enumerate(measured):
-            if index in partners:
-                continue
-            found = next(
-                (
-                    candidate
-                    for candidate in left
-                    if candidate.bytes == tensor.bytes
-                    and (not same_shape or _form(candidate.sizes) == _form(tensor.shape))
-                ),
-                None,
-            )
-            if found is not None:
-                partners[index] = found
-                left.remove(found)
+    ordered = sorted(range(len(measured)), key=lambda index: _place(measured, index))
+    for amount in dict.fromkeys(tensor.bytes for tensor in measured):
+        mine = [index for index in ordered if measured[index].bytes == amount]
+        theirs = [candidate for candidate in left if candidate.bytes == amount]
+        found = dict(zip(mine, theirs, strict=False))
+        if len(mine) != len(theirs):
+            found = _by_shape(mine, theirs, measured)
+        partners |= found
+        left = [candidate for candidate in left if candidate not in found.values()]
     for candidate in tuple(left):
         parts = _parts_of(candidate, measured, partners)
         if parts:
@@ -527,6 +542,33 @@ def pair(
         for index, tensor in enumerate(measured)
     ]
     return (*rows, *(_missing(each) for each in left))
+
+
+def _place(measured: Sequence[SavedTensor], index: int) -> tuple[int, int]:
+    """Where a tensor stands: autograd lists an attention's inputs by name, graphs q, k, v."""
+    tensor = measured[index]
+    node, _, attribute = tensor.op.partition(".")
+    if attribute not in _ARGUMENTS:
+        return index, 0
+    first = index
+    while first and measured[first - 1].op.partition(".")[0] == node:
+        first -= 1
+    return first, _ARGUMENTS.index(attribute) - len(_ARGUMENTS)
+
+
+def _by_shape(
+    mine: Sequence[int], theirs: Sequence[Expected], measured: Sequence[SavedTensor]
+) -> dict[int, Expected]:
+    """Pairs of one size in bytes, first those of the same shape, then the rest in order."""
+    found: dict[int, Expected] = {}
+    for same_shape in (True, False):
+        for index in mine:
+            for candidate in theirs:
+                alike = _form(candidate.sizes) == _form(measured[index].shape)
+                free = index not in found and candidate not in found.values()
+                if free and (alike or not same_shape):
+                    found[index] = candidate
+    return found
 
 
 def _parts_of(

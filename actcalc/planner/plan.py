@@ -13,6 +13,7 @@ from actcalc.planner.problem import Problem
 from actcalc.planner.rivals import Fit, Rivals
 from actcalc.planner.stack import Plan, PlanGroup
 from actcalc.planner.stages import PlanSettings, RunPlanner, Stage
+from actcalc.specs.check import check
 from actcalc.specs.result import Result
 from actcalc.specs.run import Run
 
@@ -398,35 +399,49 @@ def _changes(planner: RunPlanner) -> tuple[ChangeFigure, ...]:
     if settings.semantics == "module":
         note("--semantics minimal", RunPlanner(run, replace(settings, semantics="minimal")))
     plain = replace(settings, method="optimal", same_on_all_stages=False)
-    for change, changed in _changed_runs(run):
+    for change, changed in _changed_runs(planner):
         try:
-            note(change, RunPlanner(changed, plain))
+            rest = rest_of_stages(changed, plain) if settings.rest_bytes else ()
+            note(change, RunPlanner(changed, replace(plain, rest_bytes=rest)))
         except SpecError:
             continue
     return tuple(sorted(found, key=lambda figure: figure.smallest_memory_bytes))
 
 
-def _changed_runs(run: Run) -> list[tuple[str, Run]]:
+def _changed_runs(planner: RunPlanner) -> list[tuple[str, Run]]:
+    """Runs that differ in one option, as it is written on the command line."""
+    run = planner.run
     layout, work = run.layout, run.workload
-    found = []
-    if work.micro_batch > 1:
-        half = work.micro_batch // 2
-        found.append(
-            (
-                f"--micro-batch {half}",
-                replace(run, workload=work.model_copy(update={"micro_batch": half})),
-            )
-        )
+    splits = planner.model.context.kernel("layer") != "hub"
+    grids: list[dict[str, Any]] = []
     if layout.tp > 1 and not layout.sp:
-        found.append(("--sp", replace(run, layout=layout.model_copy(update={"sp": True}))))
+        grids.append({"sp": True})
+    if splits and layout.tp < 8:
+        grids.append({"tp": 2 * layout.tp, "sp": True})
+    if splits:
+        grids.append({"cp": 2 * layout.cp})
+    if planner.settings.rest_bytes and layout.dp * layout.cp > 1 and layout.zero < 3:
+        grids.append({"zero": layout.zero + 1})
+    works: list[dict[str, Any]] = []
+    if work.micro_batch > 1:
+        works.append({"micro_batch": work.micro_batch // 2})
     if work.attention == "eager":
-        found.append(
-            (
-                "--attention flash",
-                replace(run, workload=work.model_copy(update={"attention": "flash"})),
-            )
-        )
-    return found
+        works.append({"attention": "flash"})
+    found = [(grid, replace(run, layout=layout.model_copy(update=grid))) for grid in grids]
+    found += [(each, replace(run, workload=work.model_copy(update=each))) for each in works]
+    valid = []
+    for fields, changed in found:
+        try:
+            check(changed.model, changed.layout, changed.workload)
+        except SpecError:
+            continue
+        valid.append((" ".join(_flag(key, value) for key, value in fields.items()), changed))
+    return valid
+
+
+def _flag(key: str, value: Any) -> str:
+    name = "--" + key.replace("_", "-")
+    return name if value is True else f"{name} {value}"
 
 
 def _notes(planner: RunPlanner, plans: Sequence[Plan]) -> tuple[str, ...]:

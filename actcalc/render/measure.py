@@ -84,9 +84,9 @@ def _inputs(result: Measurement) -> tuple[str, ...]:
     if result.attention_kernels:
         work.append("kernel " + ", ".join(result.attention_kernels))
     if result.dropout is not None:
-        work.append("dropout as configured" if result.dropout else "no dropout")
+        work.append("dropout" if result.dropout else "no dropout")
     if result.checkpointing:
-        work.append("every layer checkpointed")
+        work.append("full recompute")
     return (f"{result.model_class}  {by}, fake CUDA tensors", "  ".join(work))
 
 
@@ -108,17 +108,17 @@ def _tensors(result: Measurement, units: str) -> Sheet:
     tensors = result.tensors
     sizes = [max(t.measured_bytes, t.predicted_bytes or 0) for t in tensors]
     columns = [
-        Column("module", "module", align="left", wrap=True),
+        Column("module", "module", _path, align="left", wrap=True),
         Column("op", "saved by", _words, align="left", wrap=True),
-        Column("shape", "shape", _shape, align="left", wrap=True),
+        Column("shape", "shape", _shape, align="left"),
         Column("dtype", "type", _dtype, align="left"),
         bytes_column("measured_bytes", "measured", sizes, units),
     ]
     predicted = result.predicted_bytes is not None
     if predicted:
         columns += [
+            bytes_column("predicted_bytes", "predicted", sizes, units),
             Column("predicted_tensor", "predicted\ntensor", _spaced, align="left", wrap=True),
-            bytes_column("predicted_bytes", "\n", sizes, units),
         ]
     width = len(columns)
     below = []
@@ -130,7 +130,9 @@ def _tensors(result: Measurement, units: str) -> Sheet:
             "marked (none)."
         )
     elif predicted:
-        below.append("Every measured tensor has a predicted partner of the same size.")
+        below.append(
+            "Every tensor has a partner of its size; those of one size are paired in op order."
+        )
     where = f"layer {result.middle_layer}" if result.layers else "the module"
     return Sheet(
         title=f"What {where} keeps, tensor by tensor",
@@ -147,8 +149,8 @@ def _row(tensor: TensorBeside, width: int, predicted: bool) -> Row:
         tensor.shape,
         tensor.dtype,
         tensor.measured_bytes,
-        tensor.predicted_tensor or ("(none)" if predicted else None),
         tensor.predicted_bytes,
+        tensor.predicted_tensor or ("(none)" if predicted else None),
     )
     return Row(values[:width])
 
@@ -156,7 +158,7 @@ def _row(tensor: TensorBeside, width: int, predicted: bool) -> Row:
 def _words(op: str) -> str:
     """``NativeLayerNormBackward0.input`` as ``native layer norm: input``."""
     node, _, attribute = op.partition(".")
-    node = re.sub(r"Backward\d*$", "", node)
+    node = re.sub(r"Backward\d*$", "", node).removeprefix("ScaledDotProduct")
     words = re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+", node)
     named = " ".join(word.lower() for word in words) or node
     return f"{named}: {_spaced(attribute)}" if attribute else named
@@ -168,7 +170,12 @@ def _spaced(name: str) -> str:
 
 
 def _shape(shape: tuple[int, ...]) -> str:
-    return "(" + ", ".join(map(str, shape)) + ")"
+    return "×".join(map(str, shape)) or "scalar"
+
+
+def _path(module: str) -> str:
+    """A module's path that may wrap between its words."""
+    return module.replace(".", " / ").replace("_", " ") or "(the layer itself)"
 
 
 def _dtype(name: str) -> str:

@@ -97,7 +97,7 @@ def _plan(result: RunPlan, units: str) -> Sheet:
             rows.append(
                 Row(
                     (
-                        _stage_name(stages) if index == 0 else None,
+                        _stage_name(stages),
                         one.kind,
                         one.count,
                         _what(one),
@@ -225,6 +225,12 @@ def _infeasible(result: RunPlan, units: str) -> Sheet:
         f"No plan fits in {size(result.memory_bytes, units)}: even the leanest needs "
         f"{size(least, units)} ({least:,} bytes)."
     ]
+    rest = max((stage.rest_bytes for stage in result.stages), default=0)
+    if not result.activations_only:
+        below.append(
+            f"Of it {size(rest, units)} is no activation of a layer: weights, gradients, "
+            "optimizer, buffers, embedding, head."
+        )
     rows = tuple(Row((one.change, one.smallest_memory_bytes)) for one in result.changes)
     sizes = [one.smallest_memory_bytes for one in result.changes]
     columns = (
@@ -232,7 +238,7 @@ def _infeasible(result: RunPlan, units: str) -> Sheet:
         bytes_column("smallest_memory_bytes", "then enough", sizes, units),
     )
     if not rows:
-        below.append("More devices (--tp, --pp, --cp) or a shorter --seq would lower it.")
+        below.append("More pipeline stages (--pp) or a shorter --seq would lower it.")
     return Sheet(
         title=_title(result, units),
         columns=columns if rows else (),

@@ -170,7 +170,9 @@ def _file(path: Path) -> Source:
         from actcalc.io.hf import read_config_file
 
         imported = read_config_file(path)
-        name = (path if path.is_dir() else path.parent if path.stem == "config" else path).stem
+        resolved = path.resolve()
+        folder = resolved if path.is_dir() else resolved.parent
+        name = resolved.stem if path.is_file() and path.stem != "config" else folder.name
         return Source(
             name=name or "config",
             model={"name": name or "config", **imported.fields},

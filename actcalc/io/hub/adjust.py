@@ -351,7 +351,7 @@ def _embedding_size(reading: Reading) -> None:
 
 @_adjust("patches")
 def _patches(reading: Reading) -> None:
-    """Patches of an image, a class token (not in I-JEPA), a classifier if there are labels."""
+    """Patches of an image, a class token, and a classifier if there are labels."""
     values, fields = reading.values, reading.fields
     side = _pair(values, "image_size", 224)
     patch = _pair(values, "patch_size", 16)
@@ -360,8 +360,7 @@ def _patches(reading: Reading) -> None:
         raise values.wrong("patch_size", f"does not divide image_size {side[0]}", "use a divisor")
     count = (side[0] // patch[0]) * (side[1] // patch[1])
     fields["patches"] = channels * patch[0] * patch[1]
-    classes = 0 if reading.model_type == "ijepa" else 1
-    fields["max_positions"] = count + classes
+    fields["max_positions"] = count + 1
     named = reading.outer.items("architectures") or []
     labels = values.data.get("id2label")
     given = len(labels) if isinstance(labels, Mapping) else values.size(("num_labels",))

@@ -942,7 +942,6 @@ FAMILIES: dict[str, Family] = {
     # Vision, and text towers
     "vit": VIT,
     "vit_msn": replace(VIT, code=_code("vit_msn")),
-    "ijepa": replace(VIT, code=_code("ijepa")),
     "clip_text_model": _TEXT_TOWER,
     "siglip_text_model": replace(
         _TEXT_TOWER,

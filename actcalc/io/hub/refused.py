@@ -62,6 +62,7 @@ REFUSED: dict[str, str] = {
     "ernie4_5_vl_moe_text": "text and image tokens have experts of their own",
     "aria_text": "its experts are packed beside shared ones of another width",
     "hrm_text": "its layers run several times, in two nested loops",
+    "ijepa": "its vision transformer has no class token",
     "openelm": "each layer has its own number of heads and feed-forward width",
     "albert": "its layers share one set of weights",
     "jetmoe": "its attention heads are a mixture of experts",

@@ -80,7 +80,10 @@ def _look_up(g: GraphBuilder, ctx: Context) -> tuple[str, str]:
 
 
 def _patches(g: GraphBuilder, ctx: Context) -> tuple[str, str]:
-    """The convolution of patches, the class token and learned positions (ViTEmbeddings)."""
+    """The convolution of patches, the class token and learned positions (ViTEmbeddings).
+
+    Pixels need no gradient: backward has one product, the weight's.
+    """
     model = ctx.model
     tokens = ONE * (ctx.workload.seq - 1)
     pixels = g.tensor("pixels", (ctx.b, tokens, ONE * model.patches), ctx.residual)
@@ -98,7 +101,7 @@ def _patches(g: GraphBuilder, ctx: Context) -> tuple[str, str]:
         kept.append(g.tensor("patch_embedding_weight", (ctx.h, ONE * model.patches), ctx.act))
     g.op(
         "patch_embedding", "linear", "embedding", [pixels], [out, *kept], saves=kept, flops=flops,
-        weights=weights,
+        backward_flops=flops, weights=weights,
     )  # fmt: skip
     return pixels, out
 

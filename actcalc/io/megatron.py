@@ -1,0 +1,446 @@
+"""Megatron-LM's command-line options as a flat mapping -> fields of model, layout, workload.
+
+Option names, defaults and derived values are those of ``megatron/training/arguments.py`` and
+``megatron/core/transformer/transformer_config.py`` (Megatron-Core 0.16). Only what decides memory
+or FLOPs is read; options that move neither are ignored, options that name an architecture this
+product does not describe are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from actcalc.errors import SpecError
+
+MARKS = ("num-layers", "hidden-size", "micro-batch-size", "tensor-model-parallel-size",
+         "encoder-num-layers", "seq-length")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Plain fields of the specs, to be validated by the caller."""
+
+    model: dict[str, Any]
+    layout: dict[str, Any]
+    workload: dict[str, Any]
+    training: dict[str, Any]
+    framework: str
+    policies: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+class _Options:
+    """Options by long name, with or without leading dashes, hyphens or underscores."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.data = {str(key).lstrip("-").replace("_", "-"): value for key, value in data.items()}
+
+    def has(self, name: str) -> bool:
+        """Whether the option is given at all."""
+        return self.data.get(name) is not None
+
+    def flag(self, name: str) -> bool:
+        """Whether a switch is on."""
+        value = self.data.get(name, False)
+        return value is True or str(value).lower() in ("true", "1", "yes", "")
+
+    def text(self, name: str, default: str = "") -> str:
+        """The option as text."""
+        value = self.data.get(name)
+        return default if value is None else str(value)
+
+    def number(self, name: str, default: int) -> int:
+        """The option as a whole number; ``SpecError`` for anything else."""
+        value = self.data.get(name)
+        if value is None:
+            return default
+        try:
+            number = int(str(value), 10)
+        except ValueError:
+            raise SpecError(f"{name} is {value!r}, not a whole number", "give a number") from None
+        if number < 0:
+            raise SpecError(f"{name} is {number}", "give a number of at least 0")
+        return number
+
+    def real(self, name: str, default: float) -> float:
+        """The option as a number."""
+        value = self.data.get(name)
+        try:
+            return default if value is None else float(value)
+        except (TypeError, ValueError):
+            raise SpecError(f"{name} is {value!r}, not a number", "give a number") from None
+
+    def words(self, name: str) -> tuple[str, ...]:
+        """A list, written as a list or as words in brackets."""
+        value = self.data.get(name)
+        if value is None:
+            return ()
+        if isinstance(value, list | tuple):
+            return tuple(str(word) for word in value)
+        return tuple(str(value).strip("[]").replace(",", " ").split())
+
+
+def is_arguments(data: Mapping[str, Any]) -> bool:
+    """Whether a mapping looks like Megatron's options."""
+    return any(str(key).lstrip("-") in MARKS for key in data)
+
+
+def read_arguments(data: Mapping[str, Any], name: str = "run") -> Arguments:
+    """Fields that Megatron's options describe; raises ``SpecError`` naming option and value."""
+    o = _Options(data)
+    _refuse(o, name)
+    if not o.has("hidden-size") or not o.has("num-attention-heads"):
+        missing = "hidden-size" if not o.has("hidden-size") else "num-attention-heads"
+        raise SpecError(f"{name}: {missing} is missing", f"give {missing}")
+    warnings: list[str] = []
+    model = _model(o, warnings)
+    layout = _layout(o, model, warnings)
+    training, framework = _training(o), _framework(o)
+    return Arguments(
+        model=model,
+        layout=layout,
+        workload=_workload(o, layout, framework),
+        training=training,
+        framework=framework,
+        policies=_policies(o),
+        warnings=tuple(warnings),
+    )
+
+
+def _refuse(o: _Options, name: str) -> None:
+    for option, what in (
+        ("hybrid-layer-pattern", "Mamba layers"),
+        ("hybrid-override-pattern", "Mamba layers"),
+        ("is-hybrid-model", "Mamba layers"),
+        ("mamba-num-heads", "Mamba layers"),
+        ("decoder-seq-length", "an encoder-decoder (T5)"),
+        ("decoder-num-layers", "an encoder-decoder (T5)"),
+    ):
+        if o.has(option):
+            raise SpecError(
+                f"{name}: {option} describes {what}, which the megatron profile does not model",
+                "describe a decoder or encoder of attention layers",
+            )
+
+
+def _model(o: _Options, warnings: list[str]) -> dict[str, Any]:
+    hidden, heads = o.number("hidden-size", 0), o.number("num-attention-heads", 0)
+    layers = o.number("num-layers", 0)
+    if not layers:
+        raise SpecError("num-layers is missing", "give num-layers")
+    gated = o.flag("swiglu")
+    ffn = o.number("ffn-hidden-size", 0)
+    if not ffn:
+        # arguments.py: 4h, with a gate two thirds of it, down to a multiple of 64.
+        ffn = int((4 * hidden * 2 / 3) / 64) * 64 if gated else 4 * hidden
+    bias = not o.flag("disable-bias-linear")
+    position = o.text("position-embedding-type", "learned_absolute")
+    bert = o.flag("bert-no-binary-head") or o.text("model-family") == "bert"
+    kv = o.number("num-query-groups", 1) if o.flag("group-query-attention") else heads
+    vocab = o.number("vocab-size", 0)
+    if not vocab:
+        vocab = 50257
+        warnings.append(
+            "vocab-size is not given: GPT-2's 50257 entries are taken (padded like Megatron does)."
+        )
+    fields: dict[str, Any] = {
+        "family": "bert" if bert else "gpt",
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": kv,
+        "head_dim": o.number("kv-channels", 0),
+        "ffn": ffn,
+        "vocab": vocab,
+        "position": {"rope": "rotary", "none": "none"}.get(position, "learned"),
+        "norm": "rmsnorm" if o.text("normalization") == "RMSNorm" else "layernorm",
+        "activation": _activation(o, gated),
+        "gated": gated,
+        "qkv_bias": bias or o.flag("add-qkv-bias"),
+        "out_bias": bias,
+        "mlp_bias": bias,
+        "packed_qkv": True,
+        "tied": not o.flag("untie-embeddings-and-output-weights"),
+        "hidden_dropout": o.real("hidden-dropout", 0.1),
+        "attention_dropout": o.real("attention-dropout", 0.1),
+        "embedding_dropout": o.real("hidden-dropout", 0.1),
+    }
+    if fields["position"] == "learned":
+        fields["max_positions"] = o.number("max-position-embeddings", 0)
+    if fields["position"] == "rotary" and o.real("rotary-percent", 1.0) < 1.0:
+        width = fields["head_dim"] or hidden // heads
+        fields["rotary_dim"] = int(width * o.real("rotary-percent", 1.0))
+    if o.flag("qk-layernorm") and not o.flag("multi-latent-attention"):
+        fields["qk_norm"] = "head"
+    if bert:
+        fields |= {"causal": False, "head": "mlm", "head_bias": True, "token_types": 2}
+        if not o.flag("bert-no-binary-head"):
+            fields["token_types"] = 2
+    fields |= _moe(o, layers, ffn) | _latent(o)
+    if o.number("mtp-num-layers", 0):
+        fields["mtp_layers"] = o.number("mtp-num-layers", 0)
+    return fields
+
+
+def _activation(o: _Options, gated: bool) -> str:
+    if o.flag("squared-relu"):
+        return "relu2"
+    if o.flag("quick-geglu"):
+        return "quick_gelu"
+    return "silu" if gated else "gelu"
+
+
+def _moe(o: _Options, layers: int, ffn: int) -> dict[str, Any]:
+    experts = o.number("num-experts", 0)
+    if not experts:
+        return {}
+    sigmoid = o.text("moe-router-score-function", "softmax") == "sigmoid"
+    router = "sigmoid" if sigmoid else "softmax_topk"
+    if not sigmoid and o.flag("moe-router-pre-softmax"):
+        router = "softmax"
+    moe: dict[str, Any] = {
+        "experts": experts,
+        "topk": o.number("moe-router-topk", 2),
+        "ffn": o.number("moe-ffn-hidden-size", 0) or ffn,
+        "shared_ffn": o.number("moe-shared-expert-intermediate-size", 0),
+        "shared_gate": o.flag("moe-shared-expert-gate"),
+        "router": router,
+        "correction_bias": o.flag("moe-router-enable-expert-bias"),
+        "groups": o.number("moe-router-num-groups", 1),
+        "topk_groups": o.number("moe-router-group-topk", 1),
+        # transformer/moe/experts.py: grouped experts have no bias unless they are TE's with bias
+        "bias": not o.flag("disable-bias-linear"),
+        "aux_loss": o.real("moe-aux-loss-coeff", 0.0) > 0,
+    }
+    fields: dict[str, Any] = {"moe": moe}
+    pattern = _frequency(o.text("moe-layer-freq", "1"), layers)
+    if not all(pattern):
+        fields["mlp_pattern"] = tuple("moe" if each else "dense" for each in pattern)
+    return fields
+
+
+def _frequency(text: str, layers: int) -> list[int]:
+    """``moe-layer-freq``: every n-th layer, or a list written like ``([0]*3+[1]*11)``."""
+    word = text.replace(" ", "")
+    if re.fullmatch(r"\d{1,6}", word):
+        every = max(1, int(word))
+        return [1 if index % every == 0 else 0 for index in range(layers)]
+    result: list[int] = []
+    for part in word.strip("()").split("+"):
+        found = re.fullmatch(r"\(?\[([01](?:,[01])*)\]\)?(?:\*(\d{1,4}))?", part)
+        if not found:
+            raise SpecError(
+                f"moe-layer-freq {text!r} is neither a number nor a list",
+                "write 1, or ([0]*3+[1]*11)",
+            )
+        result += [int(bit) for bit in found[1].split(",")] * int(found[2] or 1)
+    if len(result) != layers:
+        raise SpecError(
+            f"moe-layer-freq lists {len(result)} layers, num-layers is {layers}",
+            "list as many as there are layers",
+        )
+    return result
+
+
+def _latent(o: _Options) -> dict[str, Any]:
+    if not o.flag("multi-latent-attention"):
+        return {}
+    return {
+        "mla": {
+            "q_lora": o.number("q-lora-rank", 0),
+            "kv_lora": o.number("kv-lora-rank", 512),
+            "nope_dim": o.number("qk-head-dim", 128),
+            "rope_dim": o.number("qk-pos-emb-head-dim", 64),
+            "v_dim": o.number("v-head-dim", 128),
+        },
+        "position": "rotary",
+        "max_positions": 0,
+    }
+
+
+def _layout(o: _Options, model: dict[str, Any], warnings: list[str]) -> dict[str, Any]:
+    tp = o.number("tensor-model-parallel-size", 1)
+    pp = o.number("pipeline-model-parallel-size", 1)
+    cp = o.number("context-parallel-size", 1)
+    ep = o.number("expert-model-parallel-size", 1)
+    etp = o.number("expert-tensor-parallel-size", 0)
+    world = o.number("world-size", 0)
+    layout: dict[str, Any] = {
+        "tp": tp, "pp": pp, "cp": cp, "ep": ep,
+        "sp": o.flag("sequence-parallel") and tp > 1,
+    }  # fmt: skip
+    if etp and model.get("moe"):
+        layout["etp"] = etp
+    if world:
+        inside = tp * pp * cp
+        if world % inside:
+            raise SpecError(
+                f"world-size {world} is not a multiple of tp {tp} x pp {pp} x cp {cp} = {inside}",
+                "check the parallel sizes",
+            )
+        layout["dp"] = world // inside
+    else:
+        warnings.append("world-size is not given: one replica is taken (dp 1).")
+    if not model.get("moe"):
+        layout["ep"] = 1
+    layout["zero"] = _zero(o)
+    layout |= _pipeline(o, model, pp)
+    return layout
+
+
+def _zero(o: _Options) -> int:
+    strategy = o.text("data-parallel-sharding-strategy", "no_shard")
+    if o.flag("use-megatron-fsdp") or strategy != "no_shard" or o.flag("use-torch-fsdp2"):
+        if o.flag("use-torch-fsdp2"):
+            return 3
+        return {"optim_grads_params": 3, "optim_grads": 2, "optim": 1}.get(strategy, 0)
+    return 1 if o.flag("use-distributed-optimizer") or o.text("optimizer") == "dist_muon" else 0
+
+
+def _pipeline(o: _Options, model: dict[str, Any], pp: int) -> dict[str, Any]:
+    layers: int = model["layers"]
+    if pp == 1:
+        return {}
+    described = o.text("pipeline-model-parallel-layout")
+    if described:
+        return _described(described, pp, layers)
+    vpp = o.number("num-virtual-stages-per-pipeline-rank", 1)
+    per = o.number("num-layers-per-virtual-pipeline-stage", 0)
+    ends = (
+        o.flag("account-for-embedding-in-pipeline-split"),
+        o.flag("account-for-loss-in-pipeline-split"),
+    )
+    counted = layers + sum(ends)
+    if per:
+        vpp = max(1, counted // pp // per)
+    first = o.number("decoder-first-pipeline-num-layers", 0)
+    last = o.number("decoder-last-pipeline-num-layers", 0)
+    result: dict[str, Any] = {"vpp": vpp} if vpp > 1 else {}
+    if any(ends):
+        chunk = counted // (pp * vpp)
+        split = [chunk] * (pp * vpp)
+        split[0] -= ends[0]
+        split[-1] -= ends[1]
+        result["layers_per_stage"] = tuple(split)
+    elif first or last:
+        middle = layers - first - last
+        rest = pp - (1 if first else 0) - (1 if last else 0)
+        if vpp > 1 or rest < 1 or middle % rest:
+            raise SpecError(
+                f"{middle} layers do not divide over the {rest} stages in the middle",
+                "give layers_per_stage through --layers-per-stage",
+            )
+        split = ([first] if first else []) + [middle // rest] * rest + ([last] if last else [])
+        result["layers_per_stage"] = tuple(split)
+    return result
+
+
+def _described(text: str, pp: int, layers: int) -> dict[str, Any]:
+    """``pipeline-model-parallel-layout``: E embedding, t layer, m prediction layer, L loss.
+
+    Stages are divided by ``|``; ``x*n`` repeats a character, ``(...)*n`` a group
+    (``pipeline_parallel_layer_layout.py``).
+    """
+    plain = text.replace(" ", "").replace(",", "")
+    plain = re.sub(r"\(([^()]*)\)\*(\d{1,4})", lambda m: m[1] * int(m[2]), plain)
+    plain = re.sub(r"([EtmL|])\*(\d{1,4})", lambda m: m[1] * int(m[2]), plain)
+    if not re.fullmatch(r"[EtmL|]*", plain):
+        raise SpecError(f"pipeline-model-parallel-layout {text!r} does not read", "use E t m L |")
+    counts = [stage.count("t") for stage in plain.split("|")]
+    if len(counts) % pp or sum(counts) != layers:
+        raise SpecError(
+            f"pipeline-model-parallel-layout has {len(counts)} stages and {sum(counts)} layers, "
+            f"for pp {pp} and {layers} layers",
+            "check the layout",
+        )
+    vpp = len(counts) // pp
+    return {"layers_per_stage": tuple(counts), **({"vpp": vpp} if vpp > 1 else {})}
+
+
+def _workload(o: _Options, layout: dict[str, Any], framework: str) -> dict[str, Any]:
+    precision = "bf16" if o.flag("bf16") else "fp16" if o.flag("fp16") else "fp32"
+    if o.has("fp8-format"):
+        precision = "fp8"
+    backend = o.text("attention-backend", "auto")
+    flash = backend in ("flash", "fused") or o.flag("use-flash-attn")
+    if backend == "auto" and framework == "megatron":
+        flash = True
+    if backend in ("unfused", "local"):
+        flash = False
+    kernels: dict[str, Any] = {
+        "masked_softmax_fusion": not o.flag("no-masked-softmax-fusion"),
+        "apply_rope_fusion": not o.flag("no-rope-fusion") and framework == "megatron",
+        "cross_entropy_loss_fusion": o.flag("cross-entropy-loss-fusion"),
+        "bias_activation_fusion": not (o.flag("no-bias-gelu-fusion") or o.flag("no-bias-swiglu-fusion")),
+        "make_vocab_size_divisible_by": o.number("make-vocab-size-divisible-by", 128),
+    }
+    if backend in ("flash", "fused", "unfused"):
+        kernels["attention_backend"] = backend
+    if o.has("num-experts"):
+        kernels["moe_grouped_gemm"] = "on" if o.flag("moe-grouped-gemm") else "off"
+        kernels["moe_token_dispatcher_type"] = (
+            "allgather" if o.text("moe-token-dispatcher-type", "allgather") == "allgather"
+            else "alltoall"
+        )  # fmt: skip
+        if o.text("moe-router-dtype") == "fp32":
+            kernels["moe_router_dtype"] = "fp32"
+        balancing = o.text("moe-router-load-balancing-type", "aux_loss")
+        if balancing in ("aux_loss", "seq_aux_loss", "global_aux_loss", "none"):
+            if o.real("moe-aux-loss-coeff", 0.0) == 0:
+                balancing = "none"
+            kernels["moe_router_load_balancing_type"] = balancing
+    work: dict[str, Any] = {
+        "seq": o.number("seq-length", o.number("encoder-seq-length", 2048)),
+        "micro_batch": o.number("micro-batch-size", 1),
+        "precision": precision,
+        "attention": "flash" if flash else "eager",
+        "kernels": kernels,
+    }
+    if o.has("global-batch-size"):
+        batch, replicas = o.number("global-batch-size", 1), layout.get("dp", 1)
+        if batch % (work["micro_batch"] * replicas) == 0:
+            work["global_batch"] = batch
+    return work
+
+
+def _framework(o: _Options) -> str:
+    return "megatron-local" if o.text("transformer-impl") == "local" else "megatron"
+
+
+def _training(o: _Options) -> dict[str, Any]:
+    optimizer = o.text("optimizer", "adam")
+    names = {"adam": "adamw", "sgd": "momentum", "muon": "muon", "dist_muon": "muon"}
+    training: dict[str, Any] = {
+        "optimizer": names.get(optimizer, "adamw"),
+        "gradient_fusion": not o.flag("no-gradient-accumulation-fusion"),
+        "gradients_in_16_bit": (
+            not o.flag("bf16") and o.flag("fp16") and not o.flag("accumulate-allreduce-grads-in-fp32")
+        )
+        or o.flag("grad-reduce-in-bf16"),
+        "deterministic": o.flag("deterministic-mode"),
+        "fp8_weights": o.flag("fp8-param-gather"),
+        "persistent_buffers": o.flag("fsdp-double-buffer"),
+    }
+    if o.flag("optimizer-cpu-offload"):
+        training["offload"] = "optimizer"
+    return training
+
+
+def _policies(o: _Options) -> tuple[str, ...]:
+    """Recompute options as a policy (transformer_config.py recompute_granularity and others)."""
+    granularity = o.text("recompute-granularity")
+    if o.flag("recompute-activations") and not granularity:
+        granularity = "selective"
+    if granularity == "selective":
+        return ("+".join(o.words("recompute-modules") or ("core_attn",)),)
+    if granularity == "full":
+        method, count = o.text("recompute-method", "uniform"), o.number("recompute-num-layers", 1)
+        if o.flag("distribute-saved-activations"):
+            return ("full-sharded",)
+        if method == "uniform":
+            return ("full",) if count == 1 else (f"uniform:{count}",)
+        return (f"block:{count}",)
+    return ("none",)
