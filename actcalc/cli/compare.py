@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from actcalc.cli.options import (
-    ModelArgument,
     OutputOptions,
     RunOptions,
     refuse_given,
@@ -15,8 +14,9 @@ from actcalc.cli.options import (
     with_options,
 )
 from actcalc.cli.output import check_units, chosen_format, emit, joined
+from actcalc.errors import SpecError
 from actcalc.planner.compare import compare_run
-from actcalc.render.compare import compare_sheets, side_by_side
+from actcalc.render.compare import compare_sheets, model_sheets, side_by_side
 from actcalc.render.sheet import Sheet
 from actcalc.specs.run import measured_layer
 
@@ -24,18 +24,25 @@ if TYPE_CHECKING:
     from actcalc.measure.layer import MeasuredLayer
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+_MODELS = "Preset, YAML run file, config.json or its folder; several to set side by side."
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
 @with_options(RunOptions, OutputOptions)
-def compare(model: ModelArgument, options: RunOptions, output: OutputOptions) -> int:
+def compare(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help=_MODELS)],
+    options: RunOptions,
+    output: OutputOptions,
+) -> int:
     """Recompute policies side by side: bytes stored, freed, brought back, and extra FLOPs."""
     check_units(output.units)
     chosen_format(output)
-    layer = measured_layer(model)
+    if len(models) > 1:
+        return _compare_models(models, options, output)
+    layer = measured_layer(models[0])
     if layer is not None:
         return _compare_layer(layer, options, output)
-    results = [compare_run(run) for run in options.runs(model)]
+    results = [compare_run(run) for run in options.runs(models[0])]
 
     def sheets() -> list[Sheet]:
         if len(results) == 1:
@@ -43,6 +50,25 @@ def compare(model: ModelArgument, options: RunOptions, output: OutputOptions) ->
         return side_by_side(results, output.units)
 
     emit(sheets, lambda: joined(results), output)
+    return 0
+
+
+def _compare_models(models: list[str], options: RunOptions, output: OutputOptions) -> int:
+    """The same policies for several models, one table."""
+    if len(options.frameworks()) > 1:
+        raise SpecError(
+            "several models and several frameworks make a table of both",
+            "name one framework, or one model",
+        )
+    results = [compare_run(run) for model in models for run in options.runs(model)]
+
+    def document() -> dict[str, Any]:
+        return {
+            **results[0].document(),
+            "models": [result.document() for result in results],
+        }
+
+    emit(lambda: model_sheets(results, output.units), document, output)
     return 0
 
 

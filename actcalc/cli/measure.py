@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actcalc.cli.options import OutputOptions, RunOptions, refuse_given, with_options
+from actcalc.cli.options import (
+    OutputOptions,
+    RunOptions,
+    refuse_given,
+    split_policies,
+    with_options,
+)
 from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.errors import SpecError
 
@@ -127,13 +133,70 @@ def _of_model(model: str, options: RunOptions, keep_layer: bool) -> tuple[Measur
         )
     real = options.device == "cuda"
     options = replace(options, device=None)
-    origin = source(model)
+    try:
+        origin = source(model)
+    except SpecError as error:
+        config = _refused(model)
+        if config is None:
+            raise
+        return _alone(config, Path(model), options, str(error), real=real, keep_layer=keep_layer)
     run = options.run(origin, FRAMEWORK)
     if check_measurable(run) and keep_layer:
         raise SpecError("--save keeps a layer that is not checkpointed", "drop --policy full")
     base = replace(options, layers=None).run(origin, FRAMEWORK).model
     config = _config(model, base, replace(options, layers=None, set=None).run(origin, FRAMEWORK))
     return measure_run(run, config, layers=options.layers, real=real, keep_layer=keep_layer)
+
+
+def _refused(name: str) -> dict[str, Any] | None:
+    """The configuration in a file whose model type nothing describes (state-space layers, ...)."""
+    from actcalc.io.hf import refused_types
+    from actcalc.measure.hf import load_config
+
+    path = Path(name)
+    if not (path.is_dir() or path.suffix == ".json"):
+        return None
+    try:
+        config = load_config(path)
+    except SpecError:
+        return None
+    return config if config["model_type"] in refused_types() else None
+
+
+def _alone(
+    config: dict[str, Any],
+    path: Path,
+    options: RunOptions,
+    reason: str,
+    *,
+    real: bool,
+    keep_layer: bool,
+) -> tuple[Measurement, Measured]:
+    """Measure a model that no layer graph describes, with the sizes of the options."""
+    from actcalc.planner.measured import asks_checkpointing, measure_undescribed
+    from actcalc.specs.workload import Workload
+
+    keep = ("seq", "micro_batch", "precision", "attention", "layers", "policy")
+    refuse_given(options, "a model without a prediction", keep=keep)
+    checkpointing = asks_checkpointing(split_policies(options.policy))
+    if checkpointing and keep_layer:
+        raise SpecError("--save keeps a layer that is not checkpointed", "drop --policy full")
+    given: dict[str, Any] = {
+        key: getattr(options, key)
+        for key in ("seq", "micro_batch", "precision")
+        if getattr(options, key) is not None
+    }
+    return measure_undescribed(
+        config,
+        Workload(**given),
+        name=path.stem,
+        reason=reason,
+        attention=options.attention,
+        checkpointing=checkpointing,
+        layers=options.layers,
+        real=real,
+        keep_layer=keep_layer,
+    )
 
 
 def _config(name: str, wanted: Any, plain: Any) -> dict[str, Any]:

@@ -173,7 +173,7 @@ class MemoryOptions:
         str | None,
         _option(
             "--recipe",
-            help="Formats of the states: megatron, mixed, amp, fsdp, pure.",
+            help="Formats of states: megatron, mixed, deepspeed, amp, fsdp, pure.",
             panel=_TRAINING,
         ),
     ] = None

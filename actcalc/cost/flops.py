@@ -116,7 +116,7 @@ def rerun_flops(model: ModelGraph, policy: Policy, counting: Counting = "full") 
     """Forward FLOPs that ``policy`` runs again for one micro-batch, over all ranks."""
     stage = StagePolicy(model, policy)
     sizes = whole(dict(model.sizes))
-    layers = range(model.context.model.layers)
+    layers = range(model.context.model.depth)
     again = stage.rerun_flops(layers, sizes)
     if counting == "full" or not model.context.model.causal:
         return again

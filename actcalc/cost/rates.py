@@ -23,6 +23,8 @@ class Shares:
 
     gemm: float
     """Of the peak FLOP/s: matrix products that fill the device, at boost clock."""
+    gemm_fp8: float
+    """The same in fp8, of its own peak."""
     sustained_clock: float
     """Clock under steady full load over boost clock; scales everything that computes."""
     attention_forward: float
@@ -190,9 +192,10 @@ def rates_of(
     host = device.host_bandwidth_bytes_per_second or 16e9
     node = device.devices_per_node or 1
     pace = shares.slowest_device if devices > 1 else 1.0
+    filled = shares.gemm_fp8 if FORMATS[precision][0] == "fp8" else shares.gemm
     return Rates(
         peak=peak,
-        matrix=peak * shares.gemm * shares.sustained_clock * pace,
+        matrix=peak * filled * shares.sustained_clock * pace,
         core_matrix=core * shares.gemm * shares.sustained_clock * pace,
         attention_forward=core * shares.attention_forward * pace,
         attention_backward=core * shares.attention_backward * pace,

@@ -233,6 +233,10 @@ class _Timer:
         result = float(self.context.act.itemsize)
         forward = gemm_seconds(Product(rows, outside, inside, local, result, operand), self.rates)
         parameters = local * inside * outside
+        fp8 = self.context.workload.precision == "fp8"
+        if fp8:
+            # Its operand is quantised first, row- and column-wise: 2 bytes read, 1 + 1 written.
+            forward += self._moved(4 * rows * local * inside)
         biased = any(weight.name.endswith(".bias") for weight in op.weights[1:])
         if biased and not self.eager and op.name == "qkv":
             # Its bias is added by a kernel of its own; the others' join the kernel after them.
@@ -244,6 +248,8 @@ class _Timer:
         # Gradients are added into fp32 buffers: 4 bytes read, 4 written per weight
         # (Megatron-Core gradient_accumulation_fusion; autograd's accumulation alike).
         wgrad = gemm_seconds(Product(outside, inside, rows, local, 8.0, operand), self.rates)
+        if fp8:
+            dgrad += self._moved(4 * rows * local * outside)
         if biased:
             wgrad += self._moved(rows * local * outside * result)
         forward_comm = sum(map(self._comm, op.comm))

@@ -54,7 +54,7 @@ class StepTime:
 
 def chunk_layers(run: Run) -> int:
     """Layers of the largest pipeline chunk: what segments of re-run layers are cut from."""
-    return max(len(chunk) for stage in placement(run.model.layers, run.layout) for chunk in stage)
+    return max(len(chunk) for stage in placement(run.model.depth, run.layout) for chunk in stage)
 
 
 def policy_of(run: Run, graph: ModelGraph) -> Policy:
@@ -81,7 +81,7 @@ def step_time(
     """
     layout, rates = model.context.layout, roofline.rates
     batches = count or microbatches(layout, model.context.workload)
-    chunks = placement(model.context.model.layers, layout)
+    chunks = placement(model.context.model.depth, layout)
     times = _chunk_times(model, policy, roofline, chunks)
     sends = _send(model, rates)
     pipeline, bubble = _pipeline(model, times, sends, batches)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 from actcalc.errors import SpecError
@@ -99,6 +100,10 @@ def read_arguments(data: Mapping[str, Any], name: str = "run") -> Arguments:
     model = _model(o, warnings)
     layout = _layout(o, model, warnings)
     training, framework = _training(o), _framework(o)
+    if "shards" in training:
+        # Each instance of the distributed optimizer shards over its part of the replicas.
+        ranks = layout.get("dp", 1) * layout["cp"]
+        training["shards"] = max(1, ranks // training["shards"])
     return Arguments(
         model=model,
         layout=layout,
@@ -281,7 +286,7 @@ def _layout(o: _Options, model: dict[str, Any], warnings: list[str]) -> dict[str
                 f"world-size {world} is not a multiple of tp {tp} x pp {pp} x cp {cp} = {inside}",
                 "check the parallel sizes",
             )
-        layout["dp"] = world // inside
+        layout["dp"] = _replicas(o, world // inside, warnings)
     else:
         warnings.append("world-size is not given: one replica is taken (dp 1).")
     if not model.get("moe"):
@@ -289,6 +294,24 @@ def _layout(o: _Options, model: dict[str, Any], warnings: list[str]) -> dict[str
     layout["zero"] = _zero(o)
     layout |= _pipeline(o, model, pp)
     return layout
+
+
+def _replicas(o: _Options, given: int, warnings: list[str]) -> int:
+    """Replicas that the global batch allows: Megatron refuses a batch that they do not divide.
+
+    ``num_microbatches_calculator.py`` asserts global batch % (micro-batch · dp) = 0, so a world
+    size that breaks it cannot be the one the run had.
+    """
+    if not o.has("global-batch-size"):
+        return given
+    batches = o.number("global-batch-size", 1) // max(1, o.number("micro-batch-size", 1))
+    possible = gcd(given, batches) or given
+    if possible != given:
+        warnings.append(
+            f"world-size gives {given} replicas, which global-batch-size "
+            f"{o.number('global-batch-size', 1)} cannot feed: {possible} are taken."
+        )
+    return possible
 
 
 def _zero(o: _Options) -> int:
@@ -362,7 +385,9 @@ def _described(text: str, pp: int, layers: int) -> dict[str, Any]:
 
 def _workload(o: _Options, layout: dict[str, Any], framework: str) -> dict[str, Any]:
     precision = "bf16" if o.flag("bf16") else "fp16" if o.flag("fp16") else "fp32"
-    if o.has("fp8-format"):
+    # Without bf16 or fp16 weights and activations stay fp32, whatever the products run in.
+    fp8 = o.has("fp8-format") or o.has("fp8")
+    if fp8 and precision == "bf16":
         precision = "fp8"
     backend = o.text("attention-backend", "auto")
     flash = backend in ("flash", "fused") or o.flag("use-flash-attn")
@@ -374,7 +399,9 @@ def _workload(o: _Options, layout: dict[str, Any], framework: str) -> dict[str, 
         "masked_softmax_fusion": not o.flag("no-masked-softmax-fusion"),
         "apply_rope_fusion": not o.flag("no-rope-fusion") and framework == "megatron",
         "cross_entropy_loss_fusion": o.flag("cross-entropy-loss-fusion"),
-        "bias_activation_fusion": not (o.flag("no-bias-gelu-fusion") or o.flag("no-bias-swiglu-fusion")),
+        "bias_activation_fusion": not (
+            o.flag("no-bias-gelu-fusion") or o.flag("no-bias-swiglu-fusion")
+        ),
         "make_vocab_size_divisible_by": o.number("make-vocab-size-divisible-by", 128),
     }
     if backend in ("flash", "fused", "unfused"):
@@ -396,6 +423,7 @@ def _workload(o: _Options, layout: dict[str, Any], framework: str) -> dict[str, 
         "seq": o.number("seq-length", o.number("encoder-seq-length", 2048)),
         "micro_batch": o.number("micro-batch-size", 1),
         "precision": precision,
+        "fp8": fp8 and precision != "fp8",
         "attention": "flash" if flash else "eager",
         "kernels": kernels,
     }
@@ -417,13 +445,18 @@ def _training(o: _Options) -> dict[str, Any]:
         "optimizer": names.get(optimizer, "adamw"),
         "gradient_fusion": not o.flag("no-gradient-accumulation-fusion"),
         "gradients_in_16_bit": (
-            not o.flag("bf16") and o.flag("fp16") and not o.flag("accumulate-allreduce-grads-in-fp32")
+            not o.flag("bf16")
+            and o.flag("fp16")
+            and not o.flag("accumulate-allreduce-grads-in-fp32")
         )
         or o.flag("grad-reduce-in-bf16"),
         "deterministic": o.flag("deterministic-mode"),
         "fp8_weights": o.flag("fp8-param-gather"),
         "persistent_buffers": o.flag("fsdp-double-buffer"),
     }
+    instances = o.number("num-distributed-optimizer-instances", 1)
+    if instances > 1:
+        training["shards"] = instances  # turned into ranks once the replicas are known
     if o.flag("optimizer-cpu-offload"):
         training["offload"] = "optimizer"
     return training

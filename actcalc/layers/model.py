@@ -70,7 +70,7 @@ def model_graph(
     runs = []
     for kind, count in model.runs():
         if kind not in built:
-            built[kind] = layer_graph(ctx, kind)
+            built[kind] = _layer(ctx, kind)
         runs.append(LayerRun(kind, built[kind], count))
     mtp = None
     if model.mtp_layers and ctx.kernel("layer") != "hub":
@@ -88,6 +88,15 @@ def model_graph(
     )
 
 
+def _layer(ctx: Context, kind: LayerKind) -> Graph:
+    graph = layer_graph(ctx, kind)
+    if not ctx.workload.fp8_products or ctx.kernel("norm_fusion") != "fused":
+        return graph
+    from actcalc.layers.fp8 import quantised
+
+    return quantised(graph)
+
+
 def unique_weights(graphs: Iterator[tuple[Graph, int]]) -> Iterator[tuple[Weight, int]]:
     """Every parameter tensor with its multiplicity; a shared scope only once."""
     seen: set[str] = set()
@@ -97,7 +106,7 @@ def unique_weights(graphs: Iterator[tuple[Graph, int]]) -> Iterator[tuple[Weight
                 if weight.scope in seen:
                     continue
                 seen.add(weight.scope)
-            yield weight, count
+            yield weight, 1 if weight.scope else count
 
 
 def parameters(graph: ModelGraph, sizes: Mapping[str, Any], *, mtp: bool = False) -> Any:

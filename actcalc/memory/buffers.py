@@ -1,12 +1,14 @@
 """Buffers that are neither states nor activations: workspaces, gather buffers, buckets, context.
 
-Each is one named line with what it is for. Sizes that a library fixes come from the framework
-profile (``buffers`` in presets/frameworks, each with its source); the rest follows from the run.
+Each is one named line with what it is for. Sizes that a library fixes are data
+(``presets/memory/overheads.yaml``, each with its source); the rest follows from the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
+from math import prod
 from typing import NamedTuple
 
 from actcalc.layers.model import ModelGraph
@@ -16,6 +18,16 @@ from actcalc.specs.device import Device
 from actcalc.specs.training import Training
 
 _HOPPER = 9
+
+
+@cache
+def overheads() -> Mapping[str, int]:
+    """Fixed sizes of library buffers, in bytes (and counts of them)."""
+    from actcalc.io.presets import presets_root
+    from actcalc.io.yamlfile import read_mapping
+
+    data = read_mapping(presets_root() / "memory" / "overheads.yaml")
+    return {key: int(value["value"]) for key, value in data.items() if isinstance(value, dict)}
 
 
 class Buffer(NamedTuple):
@@ -42,7 +54,7 @@ def buffers(
 ) -> tuple[Buffer, ...]:
     """Every buffer of one stage; an empty stage has the fixed ones only."""
     found = [
-        *_workspaces(model, training, device),
+        *_workspaces(model, training, device, parts),
         *_gather(model, head=head),
         *_data_parallel(model, training, rules, parts, held),
     ]
@@ -51,30 +63,59 @@ def buffers(
     return tuple(buffer for buffer in found if buffer.bytes)
 
 
-def _workspaces(model: ModelGraph, training: Training, device: Device | None) -> list[Buffer]:
+def _workspaces(
+    model: ModelGraph, training: Training, device: Device | None, parts: Sequence[Part]
+) -> list[Buffer]:
     """Workspaces of cuBLAS, held by PyTorch and by Transformer Engine.
 
+    PyTorch keeps one for each pair of handle and stream, and a handle for each thread
+    (CUDAContextLight.h, CublasHandlePool.cpp): autograd runs backward in a thread of its own.
     Without a device Hopper's sizes are taken. Deterministic runs set CUBLAS_WORKSPACE_CONFIG to
     :4096:8, 8 buffers of 4096 KiB (NVIDIA cuBLAS, results reproducibility).
     """
-    sizes = model.context.framework.buffers
     major = _HOPPER if device is None else (device.compute_capability or 0)
-    if not major:
-        return []  # no CUDA device
+    kernels = model.context.framework.kernels
+    if not major or kernels.get("ends") == "plain":
+        return []  # no CUDA device, or the idealised profile
+    sizes = overheads()
     new = "hopper" if major >= _HOPPER else "older"
-    torch = sizes.get(f"cublas_{new}", 0)
-    if training.deterministic:
-        torch = sizes.get("cublas_deterministic", torch)
-    engine = sizes.get(f"engine_{new}", 0)
-    experts = model.context.framework.kernels.get("experts")
-    kernels = model.context.workload.kernels
+    torch = sizes["cublas_deterministic" if training.deterministic else f"cublas_{new}"]
+    engine = sizes[f"engine_{new}"] if kernels.get("norm_fusion") == "fused" else 0
     streams = 1
-    if model.context.model.moe and experts == "te_grouped" and kernels.moe_grouped_gemm != "off":
-        streams += sizes.get("engine_streams", 0)
+    grouped = model.context.workload.kernels.moe_grouped_gemm != "off"
+    if model.context.model.moe and kernels.get("experts") == "te_grouped" and grouped:
+        streams += sizes["engine_streams"]
     return [
-        Buffer("cuBLAS workspace", torch, True, True, "PyTorch's, one per stream"),
+        Buffer(
+            "cuBLAS workspace",
+            sizes["cublas_threads"] * torch,
+            True,
+            True,
+            "PyTorch's, in forward's and in backward's thread",
+        ),
         Buffer("GEMM workspace", engine * streams, True, True, "Transformer Engine's"),
+        Buffer(
+            "placeholder gradients",
+            _placeholders(model, training, parts),
+            True,
+            True,
+            "one per shape of weight, where gradients are added inside the product",
+        ),
     ]
+
+
+def _placeholders(model: ModelGraph, training: Training, parts: Sequence[Part]) -> int:
+    """Gradients handed to autograd in place of those already added to the accumulated ones.
+
+    Transformer Engine keeps one tensor for every shape and type of weight (module/_common.py
+    get_dummy_wgrad; Megatron's tensor_parallel/layers.py uses it for its own layers); autograd's
+    hooks want a gradient although the product has added it to main_grad.
+    """
+    engine = model.context.framework.kernels.get("norm_fusion") == "fused"
+    if not engine or not training.gradient_fusion:
+        return 0
+    shapes = {shape for part in parts for shape in part.shapes}
+    return sum(prod(shape) for shape in shapes) * model.context.act.itemsize
 
 
 def _gather(model: ModelGraph, *, head: bool) -> list[Buffer]:
@@ -158,14 +199,16 @@ def _sharded(
 
 def _outside(model: ModelGraph, device: Device) -> list[Buffer]:
     """What the driver and libraries take beside the framework's allocator."""
-    sizes = model.context.framework.buffers
-    context = device.context_bytes or (sizes.get("context", 0) if device.compute_capability else 0)
+    sizes = overheads()
+    context = device.context_bytes or (sizes["context"] if device.compute_capability else 0)
     layout = model.context.layout
-    groups = sum(1 for degree in (layout.tp, layout.pp, layout.cp, layout.dp, layout.ep) if degree > 1)
+    groups = sum(
+        1 for degree in (layout.tp, layout.pp, layout.cp, layout.dp, layout.ep) if degree > 1
+    )
     return [
         Buffer("device context", context, True, False, "CUDA context and loaded kernels"),
         Buffer(
-            "communicators", groups * sizes.get("communicator", 0), True, False,
+            "communicators", groups * sizes["communicator"], True, False,
             f"NCCL, {groups} process groups",
         ),
     ]  # fmt: skip

@@ -47,7 +47,9 @@ def _frozen(model: ModelGraph, graph: Graph, training: Training) -> Graph:
         elif targeted(op.group, training) and graph.name not in ("embedding", "head"):
             low = _low_rank(op, tensors, model, training)
             ops.append(
-                replace(op, outputs=(*op.outputs, low), saves=tuple(dict.fromkeys((*op.saves, low))))
+                replace(
+                    op, outputs=(*op.outputs, low), saves=tuple(dict.fromkeys((*op.saves, low)))
+                )
             )
         else:
             kept = tuple(name for name in op.saves if name not in op.inputs)
@@ -55,9 +57,7 @@ def _frozen(model: ModelGraph, graph: Graph, training: Training) -> Graph:
     return replace(graph, tensors=tensors, ops=tuple(ops))
 
 
-def _low_rank(
-    op: Op, tensors: dict[str, Tensor], model: ModelGraph, training: Training
-) -> str:
+def _low_rank(op: Op, tensors: dict[str, Tensor], model: ModelGraph, training: Training) -> str:
     """Declare the adapter's inner product: the input's rows, r wide."""
     source = tensors[op.inputs[0]]
     name = f"{op.name}_lora"

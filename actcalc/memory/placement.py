@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from actcalc.specs import Layout, Workload
 
 Chunks = tuple[range, ...]
@@ -64,3 +66,27 @@ def held(layout: Layout, count: int) -> tuple[tuple[int, ...], ...]:
         tuple(a + w for a, w in zip(moment.activations, moment.stashes, strict=True))
         for moment in moments
     )
+
+
+def plain_moments(schedule: str, pp: int, count: int, stage: int) -> Iterator[tuple[str, int]]:
+    """The kinds of work of a stage with one chunk, each with the micro-batches it holds meanwhile.
+
+    Runs the order of 1F1B (warm-up forwards, one forward and one backward in turn, the rest of
+    the backwards) or GPipe (all forwards, then all backwards); the same as
+    :func:`actcalc.memory.schedule.moments` yields for them, without loading NumPy. Any number of
+    micro-batches beyond the pipeline's depth only repeats the middle of 1F1B.
+    """
+    many = min(count, pp + 1) if schedule == "1f1b" else count
+    if schedule == "gpipe":
+        yield "F", many
+        yield "B", many
+        return
+    ahead = min(pp - stage - 1, many)
+    order = "F" * ahead + "FB" * (many - ahead) + "B" * ahead
+    alive, seen = 0, set()
+    for kind in order:
+        alive += kind == "F"
+        if (kind, alive) not in seen:
+            seen.add((kind, alive))
+            yield kind, alive
+        alive -= kind == "B"

@@ -10,7 +10,7 @@ from actcalc.layers.context import whole
 from actcalc.layers.model import ModelGraph, model_graph, parameters
 from actcalc.memory.buffers import Buffer, buffers
 from actcalc.memory.lora import adapted
-from actcalc.memory.placement import Chunks, microbatches, placement
+from actcalc.memory.placement import Chunks, microbatches, placement, plain_moments
 from actcalc.memory.states import (
     NO_PARAMETERS,
     Parameters,
@@ -69,9 +69,10 @@ class StageFigure:
     bytes_per_parameter: float
     """The three together over the parameters on the rank."""
     in_flight: int
-    """Activations of model chunks held at once, at most (a chunk is the stage's layers over vpp)."""
+    """Chunk activations held at once, at most; a chunk is the stage's layers over vpp."""
     activations_bytes: int
-    """Stored activations of all micro-batches in flight, at most."""
+    """Stored activations of all micro-batches in flight: the most that is held, or, where backward
+    has freed some of it by the highest moment, what is left then."""
     layers_activations_bytes: int
     """Part of it that transformer layers store."""
     transient_bytes: int
@@ -85,7 +86,8 @@ class StageFigure:
     buffers: tuple[BufferFigure, ...]
     """Both, line by line."""
     static_bytes: int
-    """Weights, gradients, optimizer and what else stays between steps, in the allocator."""
+    """What stays between steps in the allocator: weights, gradients, optimizer, workspaces, and
+    fp32 copies of 16-bit gradients, which the next step drops first."""
     peak_bytes: int
     """The highest moment in the framework's allocator (torch's max_memory_allocated)."""
     total_bytes: int
@@ -166,7 +168,7 @@ class Evaluation:
         self.graph: ModelGraph = adapted(
             model_graph(run.model, run.layout, run.workload, run.framework), run.training
         )
-        self.places: tuple[Chunks, ...] = placement(run.model.layers, run.layout)
+        self.places: tuple[Chunks, ...] = placement(run.model.depth, run.layout)
         self.count = microbatches(run.layout, run.workload)
         name = (run.policies or ("none",))[0]
         longest = max(len(chunk) for stage in self.places for chunk in stage)
@@ -192,7 +194,7 @@ class Evaluation:
         seen: set[str] = set()
         total = NO_PARAMETERS
         chunks = self.places[stage]
-        first, last = placed(chunks, self.run.model.layers)
+        first, last = placed(chunks, self.run.model.depth)
         ends = [self.graph.embedding] if first else []
         if last:
             ends.append(self.graph.head)
@@ -210,13 +212,11 @@ class Evaluation:
     def figure(self, stage: int) -> StageFigure:
         """One stage at its highest moment."""
         run, chunks = self.run, self.places[stage]
-        first, last = placed(chunks, run.model.layers)
+        first, last = placed(chunks, run.model.depth)
         count = self.parameters(stage)
         held = states(self.graph, run.training, count)
         parts = [part for chunk in chunks for part in self.parts(chunk)]
-        found = buffers(
-            self.graph, run.training, self.rules, run.device, parts, held, head=last
-        )
+        found = buffers(self.graph, run.training, self.rules, run.device, parts, held, head=last)
         peak, most, in_flight, layers_stored = self._peak(stage, held)
         shared = self._shared(chunks)
         inside = sum(buffer.bytes for buffer in found if buffer.inside)
@@ -232,6 +232,9 @@ class Evaluation:
             allocated, where = optimizer, "in the optimizer step"
             total = allocated + outside
             transient = allocated - held.total - inside - activations + peak.gradients_absent
+        if transient < 0:
+            # backward has freed part of what was stored before the highest moment came
+            activations, transient = activations + transient, 0
         whole_count = self._whole(stage)
         return StageFigure(
             stage=stage,
@@ -252,7 +255,7 @@ class Evaluation:
             buffers_bytes=inside,
             overhead_bytes=outside,
             buffers=tuple(_buffer(buffer) for buffer in found),
-            static_bytes=held.total + resident,
+            static_bytes=held.total + resident + held.step_gradients,
             peak_bytes=allocated,
             total_bytes=total,
             peak_at=where,
@@ -262,7 +265,8 @@ class Evaluation:
 
     def _optimizer_step(self, held: States) -> int:
         """Temporaries of the optimizer step: one more moment where it is not fused."""
-        return 0 if self.run.training.fused_optimizer else held.largest_state
+        temporary = 0 if self.run.training.fused_optimizer else held.largest_state
+        return temporary + held.step_gradients
 
     def _shared(self, chunks: Chunks) -> int:
         """Tensors that exist once for all layers of the stage (masks, rotary tables)."""
@@ -278,7 +282,7 @@ class Evaluation:
     def _whole(self, stage: int) -> int:
         sizes = whole(dict(self.graph.sizes))
         chunks = self.places[stage]
-        first, last = placed(chunks, self.run.model.layers)
+        first, last = placed(chunks, self.run.model.depth)
         graphs = [self.graph.embedding] if first else []
         graphs += [self.timeline.stages.graph(layer) for chunk in chunks for layer in chunk]
         if last:
@@ -331,13 +335,14 @@ class Evaluation:
             best = _higher(best, kind, moments[chunk], stored, absent_forward)
         return best, most, flight, stored_layers
 
-    def _moments(
-        self, stage: int
-    ) -> Sequence[tuple[str, int, tuple[int, ...], tuple[int, ...]]]:
+    def _moments(self, stage: int) -> Sequence[tuple[str, int, tuple[int, ...], tuple[int, ...]]]:
         layout = self.run.layout
         if layout.pp == 1:
             ones, none = (1,) * layout.vpp, (0,) * layout.vpp
             return [(kind, chunk, ones, none) for chunk in range(layout.vpp) for kind in "FB"]
+        if layout.pipeline in ("1f1b", "gpipe") and layout.vpp == 1:
+            plain = plain_moments(layout.pipeline, layout.pp, self.count, stage)
+            return [(kind, 0, (held,), (0,)) for kind, held in plain]
         from actcalc.memory.schedule import moments
 
         found = moments(layout.pipeline, layout.pp, self.count, layout.vpp, stage=stage)

@@ -48,7 +48,8 @@ def recipe(model: ModelGraph, training: Training) -> Recipe:
     precision = context.workload.precision
     name: str = training.recipe
     if name == "auto":
-        name = context.framework.kernels.get("recipe", "megatron")
+        hub = context.framework.kernels.get("layer") == "hub"
+        name = context.framework.kernels.get("recipe", "pure" if hub else "megatron")
         if precision.startswith("amp"):
             name = "amp" if context.layout.zero < 3 else "fsdp"
         elif precision == "fp32":
@@ -64,6 +65,8 @@ def recipe(model: ModelGraph, training: Training) -> Recipe:
     return {
         "megatron": Recipe("megatron", 2, gradient, 4, 4, 2, True),
         "mixed": Recipe("mixed", 2, 2, 4, 4, 2, False),
+        # DeepSpeed's BF16_Optimizer sums bf16 gradients into fp32 ones of its own.
+        "deepspeed": Recipe("deepspeed", 2, 6, 4, 4, 2, True),
         "amp": Recipe("amp", 4, 4, 0, 4, 4, False),
         "fsdp": Recipe("fsdp", 4, 4, 0, 4, 2, False),
         "pure": Recipe("pure", 2, 2, 0, 2, 2, False),
@@ -131,7 +134,10 @@ def parameters_of(
                 if weight.scope in known:
                     continue
                 known.add(weight.scope)
-            hidden = op.kind not in ("embedding", "norm") and graph.name not in ("embedding", "head")
+            hidden = op.kind not in ("embedding", "norm") and graph.name not in (
+                "embedding",
+                "head",
+            )
             result[weight.expert] += _group(model, weight, training, op.group, hidden=hidden)
     return Parameters(result[False], result[True])
 
@@ -186,6 +192,8 @@ class States:
     """Part of ``optimizer`` that is the fp32 copy of the weights."""
     largest_state: int
     """Bytes of one optimizer moment (what an unfused optimizer step makes again)."""
+    step_gradients: int
+    """fp32 copies of 16-bit gradients, from the optimizer step to the next step's beginning."""
 
     @property
     def total(self) -> int:
@@ -207,10 +215,10 @@ def states(model: ModelGraph, training: Training, parameters: Parameters) -> Sta
     """Weights, gradients and optimizer states of one rank, sharded as the layout says."""
     layout = model.context.layout
     rules = recipe(model, training)
-    sums = [0, 0, 0, 0, 0]
+    sums = [0, 0, 0, 0, 0, 0]
     for group, expert in ((parameters.dense, False), (parameters.expert, True)):
         ranks = replicas(layout, training, expert=expert)
-        fp8 = model.context.workload.precision == "fp8"
+        fp8 = model.context.workload.fp8_products
         weight = _weights(group, rules, training, fp8=fp8)
         gradient = group.trained * rules.gradient
         master = group.trained * rules.master
@@ -225,14 +233,18 @@ def states(model: ModelGraph, training: Training, parameters: Parameters) -> Sta
             master + _shard(moments, ranks, zero >= 1),
             master,
             _shard(one, ranks, zero >= 1),
+            # optimizer.py _copy_model_grads_to_main_grads; zero_grad drops them
+            _shard(4 * group.trained, ranks, zero >= 1) if rules.gradient < rules.master else 0,
         )
         sums = [a + b for a, b in zip(sums, parts, strict=True)]
-    weights, gradients, optimizer, master, largest = sums
+    weights, gradients, optimizer, master, largest, copies = sums
     if training.offload in ("optimizer", "weights"):
         optimizer = master = largest = 0
     if training.offload == "weights":
         weights = 0
-    return States(weights, gradients, optimizer, master, largest)
+    if training.optimizer == "none" or not optimizer:
+        copies = 0
+    return States(weights, gradients, optimizer, master, largest, copies)
 
 
 def _weights(group: Group, rules: Recipe, training: Training, *, fp8: bool) -> int:

@@ -49,6 +49,8 @@ class Part:
     backward_at: str
     parameters: Parameters
     """Its parameters on one rank, once."""
+    shapes: frozenset[tuple[int, ...]]
+    """Shapes of the weights of its matrix products."""
 
 
 class Peak(NamedTuple):
@@ -79,11 +81,12 @@ class Timeline:
         self.options = Options(
             gradient_fusion=training.gradient_fusion or kernels.get("layer") == "hub",
             gathers_to_buffer=frozenset(gathering),
-            loss_in_place=kernels.get("layer") != "hub",
+            loss_in_place=kernels.get("layer") != "hub" and training.loss in ("auto", "fused"),
         )
         self._working: dict[tuple[int, str], Working] = {}
         self._parameters: dict[int, Parameters] = {}
-        self.last_layer = self.model.context.model.layers
+        self._shapes: dict[int, frozenset[tuple[int, ...]]] = {}
+        self.last_layer = self.model.context.model.depth
 
     def parameters(self, graph: Graph) -> Parameters:
         """Parameters of one graph on one rank (cached; shared scopes counted)."""
@@ -92,13 +95,29 @@ class Timeline:
             self._parameters[key] = parameters_of(self.model, graph, self.training)
         return self._parameters[key]
 
-    def working(self, graph: Graph, policy_name: str, layer: int, chunk: range) -> Working:
+    def shapes(self, graph: Graph) -> frozenset[tuple[int, ...]]:
+        """Shapes of the weights of matrix products in one graph, on one rank (cached)."""
+        key = id(graph)
+        if key not in self._shapes:
+            self._shapes[key] = frozenset(
+                tuple(int(dim.value(self.model.sizes)) for dim in weight.shape)
+                for op in graph.ops
+                if op.kind == "linear"
+                for weight in op.weights
+                if len(weight.shape) > 1
+            )
+        return self._shapes[key]
+
+    def working(self, graph: Graph, layer: int, chunk: range) -> Working:
         """Working set of one layer under its policy (cached)."""
         policy = self.stages.layer_policy(layer, chunk)
         key = (id(graph), policy.name)
         if key not in self._working:
             self._working[key] = working(
-                self.model, self.stages.outcome(graph, policy), self.options
+                self.model,
+                self.stages.outcome(graph, policy),
+                self.options,
+                whole=policy.whole,
             )
         return self._working[key]
 
@@ -133,11 +152,11 @@ class Timeline:
         graph = self.stages.graph(layer)
         policy = self.stages.layer_policy(layer, chunk)
         size = self.stages.layer_bytes(graph, policy)
-        work = self.working(graph, policy.name, layer, chunk)
+        work = self.working(graph, layer, chunk)
         stored = size.stored
         if self.training.offload == "activations":
             stored = 0
-        extra = size.stored - self._own_stored(graph, policy.name, layer, chunk)
+        extra = size.stored - self._own_stored(graph, layer, chunk)
         return Part(
             name=f"layer {layer}",
             count=count,
@@ -150,9 +169,10 @@ class Timeline:
             forward_at=work.forward_at,
             backward_at=work.backward_at,
             parameters=self.parameters(graph),
+            shapes=self.shapes(graph),
         )
 
-    def _own_stored(self, graph: Graph, name: str, layer: int, chunk: range) -> int:
+    def _own_stored(self, graph: Graph, layer: int, chunk: range) -> int:
         """Stored bytes without the copies that a replicated or split boundary makes or saves."""
         outcome = self.stages.outcome(graph, self.stages.layer_policy(layer, chunk))
         sizes = self.model.sizes
@@ -161,7 +181,7 @@ class Timeline:
     def _segment(self, layers: range, stored: int, chunk: range) -> Part:
         """Layers that re-run together: all they save is alive when their backward begins."""
         graphs = [self.stages.graph(layer) for layer in layers]
-        works = [self.working(g, "", layer, chunk) for g, layer in zip(graphs, layers, strict=True)]
+        works = [self.working(g, layer, chunk) for g, layer in zip(graphs, layers, strict=True)]
         saved = [self.stages.layer_bytes(graph).saved for graph in graphs]
         total = self.parameters(graphs[0])
         for graph in graphs[1:]:
@@ -178,6 +198,7 @@ class Timeline:
             forward_at=works[0].forward_at,
             backward_at=works[-1].backward_at,
             parameters=total,
+            shapes=frozenset().union(*(self.shapes(graph) for graph in graphs)),
         )
 
     def _end(self, name: str, graph: Graph) -> Part:
@@ -185,21 +206,8 @@ class Timeline:
         work = working(self.model, outcome, self.options)
         stored = outcome.sizes(self.model.sizes).stored
         forward, backward = work.forward, work.backward
-        if name != "embedding" and self.training.loss in ("chunked", "fused"):
-            logits = sum(
-                int(t.bytes.value(self.model.sizes))
-                for t in graph.tensors.values()
-                if any("v" in dim.symbols() for dim in t.shape)
-            )
-            kept = sum(
-                int(graph.tensors[n].bytes.value(self.model.sizes))
-                for n in outcome.stored
-                if any("v" in dim.symbols() for dim in graph.tensors[n].shape)
-            )
-            whole = max(logits, forward, backward) - (stored - kept)
-            piece = -(-whole // self.training.loss_chunks)
-            stored -= kept
-            forward = backward = stored + piece
+        if name != "embedding":
+            stored, forward, backward = self._loss(graph, stored, forward, backward)
         return Part(
             name=name,
             count=1,
@@ -212,7 +220,39 @@ class Timeline:
             forward_at=work.forward_at,
             backward_at=work.backward_at,
             parameters=self.parameters(graph),
+            shapes=self.shapes(graph),
         )
+
+    def _loss(self, graph: Graph, stored: int, forward: int, backward: int) -> tuple[int, int, int]:
+        """Stored, forward and backward bytes of the head where the loss works in parts.
+
+        A chunked loss still keeps every logit's log-probability, and shrinks what it makes on the
+        way; a fused one keeps no logit at all and runs the head again for each part.
+        """
+        how = self.training.loss
+        if how not in ("chunked", "fused"):
+            return stored, forward, backward
+        names = [n for n, t in graph.tensors.items() if any("v" in d.symbols() for d in t.shape)]
+        kept = set(graph.saved)
+        saved = sum(self._size(graph, name) for name in names if name in kept)
+        logits = sum(self._size(graph, name) for name in names if name not in kept)
+        parts = self.training.loss_chunks
+        if how == "fused":
+            rest = stored - saved
+            return (
+                rest,
+                rest + -(-(forward - rest) // parts),
+                rest + -(-(backward - rest) // parts),
+            )
+        base = stored + logits
+        return (
+            stored,
+            base + -(-max(0, forward - base) // parts),
+            base + -(-max(0, backward - base) // parts),
+        )
+
+    def _size(self, graph: Graph, name: str) -> int:
+        return int(graph.tensors[name].bytes.value(self.model.sizes))
 
 
 @dataclass(frozen=True)
@@ -231,8 +271,8 @@ class Moments:
 def chunk_moments(parts: Sequence[Part], gradient: float, *, persistent: bool) -> Moments:
     """The highest forward and backward moment of a chunk.
 
-    ``gradient`` is the bytes of one parameter's gradient on a rank (a fraction if sharded); where gradients are not persistent,
-    those of the parts whose backward has not ended do not exist yet.
+    ``gradient`` is the bytes of one parameter's gradient on a rank (a fraction if sharded). Where
+    gradients are not persistent, those of parts whose backward has not ended do not exist yet.
     """
     whole = sum(part.stored * part.count for part in parts)
     grads = [part.parameters.dense.trained + part.parameters.expert.trained for part in parts]

@@ -78,7 +78,11 @@ class _Layer:
                     and op.name in self.options.gathers_to_buffer
                 ):
                     continue
-                if not backward and comm.collective is Collective.ALL_GATHER and op.kind == "gather":
+                if (
+                    not backward
+                    and comm.collective is Collective.ALL_GATHER
+                    and op.kind == "gather"
+                ):
                     continue  # the gathered tensor is the op's output
                 extra += int(comm.bytes.value(self.sizes))
         if backward:
@@ -99,9 +103,10 @@ class _Layer:
         SoftMax.cpp). Megatron's works in place on the tensor it keeps (cross_entropy.py).
         """
         logits = self.graph.tensors[op.inputs[0]]
-        if self.options.loss_in_place:
-            return 0
         count = int(logits.elements.value(self.sizes))
+        if self.options.loss_in_place:
+            # .float() of fp32 logits is no copy: softmax and gradient live in the logits.
+            return -4 * count if logits.dtype is DType.FP32 else 0
         if backward:
             return 8 * count - (4 * count if logits.dtype is DType.FP32 else 0)
         return 0 if logits.dtype is DType.FP32 else 4 * count
@@ -121,8 +126,11 @@ class _Layer:
                     alive.discard(name)
         return best, where
 
-    def backward(self) -> tuple[int, str]:
-        """The highest moment of the backward pass, re-runs included."""
+    def backward(self, *, whole: bool) -> tuple[int, str]:
+        """The highest moment of the backward pass, re-runs included.
+
+        A layer re-run ``whole`` makes all it saves before its backward begins.
+        """
         graph = self.graph
         alive = set(self.stored)
         pending = set(self.restored)
@@ -130,8 +138,7 @@ class _Layer:
         gradients.add(graph.output)
         savers = {name: {op.name for op in ops} for name, ops in graph.savers.items()}
         best, where = 0, ""
-        whole = self.again >= {op.name for op in graph.ops if op.saves}
-        if self.again and whole:
+        if whole:
             running, _ = self.forward(set(graph.saved))
             best = running + gradients.total
             if graph.input not in self.stored:
@@ -147,8 +154,7 @@ class _Layer:
                 ops = [
                     o
                     for o in graph.ops
-                    if o.name in self.again
-                    and (groups[o.name] == group or set(o.outputs) & need)
+                    if o.name in self.again and (groups[o.name] == group or set(o.outputs) & need)
                 ]
                 numbers = {groups[o.name] for o in ops}
                 members = [o for o in graph.ops if groups.get(o.name) in numbers]
@@ -226,11 +232,11 @@ def _groups(graph: Graph, again: set[str]) -> Mapping[str, int]:
     return groups
 
 
-def working(model: ModelGraph, outcome: LayerOutcome, options: Options) -> Working:
-    """The highest moments of one layer, forward and backward, under a policy."""
+def working(
+    model: ModelGraph, outcome: LayerOutcome, options: Options, *, whole: bool = False
+) -> Working:
+    """The highest moments of one layer, forward and backward; ``whole`` if all of it re-runs."""
     layer = _Layer(model, outcome, options)
-    whole = layer.again >= {op.name for op in layer.graph.ops if op.saves} and bool(layer.again)
-    kept = set(outcome.stored)
-    forward, forward_at = layer.forward(kept)
-    backward, backward_at = layer.backward()
+    forward, forward_at = layer.forward(set(outcome.stored))
+    backward, backward_at = layer.backward(whole=whole)
     return Working(forward, forward_at, backward, "re-run" if whole else backward_at)

@@ -63,7 +63,7 @@ class Breakdown(Result):
 def breakdown_run(run: Run) -> Breakdown:
     """List what the run's policy (none, unless one is given) stores, tensor by tensor."""
     graph = model_graph(run.model, run.layout, run.workload, run.framework)
-    policy = parse_for(run.policies[0], graph, run.model.layers) if run.policies else NONE
+    policy = parse_for(run.policies[0], graph, run.model.depth) if run.policies else NONE
     tensors: list[Leaf] = []
     shared: list[Leaf] = []
     totals: list[LayerTotal] = []

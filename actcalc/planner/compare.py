@@ -79,6 +79,20 @@ class PolicyFigure:
     """With a device, else null: step time over that of ``none``, less one."""
     tokens_per_second_per_gpu: float | None = None
     """With a device, else null: tokens per second of one GPU."""
+    device_bytes: int | None = None
+    """With a device, else null: what the fullest GPU needs in all, states and buffers included."""
+    fits: bool | None = None
+    """With a device, else null: whether that is within its memory."""
+    largest_micro_batch: int | None = None
+    """With a device, else null: sequences in the largest micro-batch that fits; 0 if none does."""
+    largest_step_seconds: float | None = None
+    """With a device: one step with it, of as many micro-batches; null if none fits."""
+    largest_samples_per_second: float | None = None
+    """With a device: sequences per second with it, over all GPUs; null if none fits."""
+    largest_tokens_per_second_per_gpu: float | None = None
+    """With a device: tokens per second of one GPU with it; null if none fits."""
+    relative_throughput_ratio: float | None = None
+    """With a device: throughput with it over that of the first policy; null if either is not."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -177,7 +191,7 @@ def compare_run(run: Run) -> Comparison:
 
 
 def _compare(run: Run, graph: ModelGraph) -> Comparison:
-    chunks = placement(run.model.layers, run.layout)[0]
+    chunks = placement(run.model.depth, run.layout)[0]
     counts = held(run.layout, microbatches(run.layout, run.workload))[0]
     names = run.policies or default_policies(graph)
     policies = [parse_for(name, graph, max(len(chunk) for chunk in chunks)) for name in names]
@@ -216,7 +230,19 @@ def _with_times(
     from actcalc.planner.timing import time_policies
 
     times = time_policies(run, graph, main_run(graph).graph, policies)
-    return tuple(replace(figure, **vars(time)) for figure, time in zip(figures, times, strict=True))
+    first = times[0].largest_samples_per_second
+    return tuple(
+        replace(
+            figure,
+            **vars(time),
+            relative_throughput_ratio=(
+                time.largest_samples_per_second / first
+                if first and time.largest_samples_per_second
+                else None
+            ),
+        )
+        for figure, time in zip(figures, times, strict=True)
+    )
 
 
 def parse_for(name: str, graph: ModelGraph, layers: int) -> Policy:
@@ -245,7 +271,7 @@ def _figure(
     stage = StagePolicy(graph, policy)
     stored = stage.stored_bytes(chunks, counts)
     transient = stage.transient_bytes(chunks)
-    rerun = stage.rerun_flops(range(run.model.layers), whole(dict(graph.sizes)))
+    rerun = stage.rerun_flops(range(run.model.depth), whole(dict(graph.sizes)))
     useful = model_flops(graph)
     hardware = hardware_flops(graph, policy)
     main = main_run(graph)

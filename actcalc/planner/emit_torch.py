@@ -49,13 +49,18 @@ def keepable(planner: RunPlanner, graph: Graph) -> tuple[int, ...]:
     found = [
         place
         for place, op in enumerate(products(graph))
-        if not (draws and op.kind == "core" and op.kernel.startswith("flash"))
+        if not (draws and _fused(op))
     ]
     if len(found) > MAX_PRODUCTS:
         costs = dict(zip((op.name for op in graph.ops), planner.costs.ops(graph), strict=True))
         ranked = sorted(found, key=lambda place: -costs[products(graph)[place].name])
         found = sorted(ranked[:MAX_PRODUCTS])
     return tuple(found)
+
+
+def _fused(op: Op) -> bool:
+    """Whether one kernel does all of attention: it reads queries, keys and values at once."""
+    return op.kind == "core" and len(op.inputs) > 2
 
 
 def selective_options(planner: RunPlanner, graph: Graph) -> OptionSet:

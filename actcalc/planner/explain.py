@@ -104,7 +104,7 @@ def _scores(run: Run, graph: ModelGraph) -> Body:
 
 def _policy(name: str) -> Explainer:
     def explain(run: Run, graph: ModelGraph) -> Body:
-        policy = parse_for(name, graph, run.model.layers)
+        policy = parse_for(name, graph, run.model.depth)
         layer = _main(graph)
         outcome = layer_outcome(graph, layer, policy)
         base = layer_outcome(graph, layer, NONE)
@@ -150,7 +150,7 @@ def _published_selective(run: Run, graph: ModelGraph, rerun: int) -> list[str]:
     seq, batch = run.workload.seq, run.workload.micro_batch
     useful = model_flops(graph)
     lines = [
-        f"Op by op that is {rerun * run.model.layers / useful:.2%} of the step's model FLOPs: one "
+        f"Op by op that is {rerun * run.model.depth / useful:.2%} of the step's model FLOPs: one "
         "more QK^T and PV, 4bs²h per layer, s/18h of 72bsh².",
     ]
     if paper_model_flops(run.model, seq, batch) == useful:
@@ -168,7 +168,7 @@ def _optimum(run: Run, graph: ModelGraph) -> Body:
     layer = _main(graph)
     a_in = int(layer.tensors[layer.input].bytes.value(graph.sizes))
     a_int = layer_outcome(graph, layer, NONE).sizes(graph.sizes).saved
-    count = run.model.layers
+    count = run.model.depth
     best = checkpoint_optimum(layers=count, input_bytes=a_in, layer_bytes=a_int)
     near = min(count, round(best.continuous))
 
@@ -243,7 +243,7 @@ def _transient(run: Run, graph: ModelGraph) -> Body:
     layer = _main(graph)
     lines = ["While a segment re-runs, all it saves is alive again, beside everything stored:"]
     for name in ("selective", "full"):
-        outcome = layer_outcome(graph, layer, parse_for(name, graph, run.model.layers))
+        outcome = layer_outcome(graph, layer, parse_for(name, graph, run.model.depth))
         size = outcome.sizes(graph.sizes)
         lines.append(
             f"{name}: stored {size.stored:,} B per layer, {size.restored:,} B brought back"

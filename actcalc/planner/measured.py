@@ -155,9 +155,7 @@ class Measurement(Result):
     all_layers: BytesBeside
     """Sum over the layers."""
     embedding: BytesBeside
-    """Before the first layer."""
-    between: BytesBeside
-    """Between two stacks of layers."""
+    """Before the first layer, and between an encoder and its decoder."""
     head: BytesBeside
     """After the last layer, the loss included."""
     parameters: CountBeside
@@ -178,7 +176,7 @@ class Measurement(Result):
         """Whether every part agrees to the byte; None without a prediction."""
         if self.predicted_bytes is None:
             return None
-        parts = (self.per_layer, *self.layers, self.embedding, self.between, self.head)
+        parts = (self.per_layer, *self.layers, self.embedding, self.head)
         return not any(part.difference_bytes for part in parts) and not self.parameters.difference
 
 
@@ -281,31 +279,41 @@ def check_measurable(run: Run) -> bool:
             f"measure builds one GPU's model and knows no layout: {named}",
             "drop those options; `actcalc breakdown` takes them",
         )
-    policies = run.policies or ("none",)
-    if len(policies) > 1 or policies[0] not in ("none", "full"):
-        raise SpecError(
-            f"measure knows the policies none and full, not {', '.join(policies)}",
-            "full is transformers' gradient checkpointing; save a layer with --save FILE and "
-            "`actcalc compare FILE` for others",
-        )
-    if run.workload.attention == "flash":
-        raise SpecError(
-            "--attention flash needs a package and a GPU that a trace does without",
-            "use --attention sdpa: PyTorch's own flash kernel keeps the same tensors",
-        )
-    if run.workload.precision == "fp8":
-        raise SpecError("measure knows no fp8 kernels", "use --precision bf16")
+    full = asks_checkpointing(run.policies)
+    _check_workload(run.workload)
     patches = run.model.max_positions
     if run.model.patches and run.workload.seq != patches:
         raise SpecError(
             f"seq is {run.workload.seq}, but an image makes {patches} tokens of its patches",
             "leave --seq out",
         )
-    settings, plain = run.workload.model_dump(), Workload().model_dump()
+    return full
+
+
+def asks_checkpointing(policies: Sequence[str]) -> bool:
+    """Whether the policy is full (else none); ``SpecError`` for any other."""
+    policies = tuple(policies) or ("none",)
+    if len(policies) > 1 or policies[0] not in ("none", "full"):
+        raise SpecError(
+            f"measure knows the policies none and full, not {', '.join(policies)}",
+            "full is transformers' gradient checkpointing; for others: --save FILE, then "
+            "`actcalc compare FILE`",
+        )
+    return policies[0] == "full"
+
+
+def _check_workload(work: Workload) -> None:
+    if work.attention == "flash":
+        raise SpecError(
+            "--attention flash needs a package and a GPU that a trace does without",
+            "use --attention sdpa: PyTorch's own flash kernel keeps the same tensors",
+        )
+    if work.precision == "fp8":
+        raise SpecError("measure knows no fp8 kernels", "use --precision bf16")
+    settings, plain = work.model_dump(), Workload().model_dump()
     for key in ("moe_imbalance", "kernels"):
         if settings[key] != plain[key]:
             raise SpecError(f"{key} has no effect on what PyTorch runs", f"drop --set {key}")
-    return policies[0] == "full"
 
 
 def measure_run(
@@ -341,15 +349,7 @@ def measure_run(
     if layers is not None and run.model.encoder_layers:
         # The layers of the spec are the decoder's; transformers would cut the encoder.
         config, layers = {**config, "num_decoder_layers": layers}, None
-    options: dict[str, Any] = {
-        "batch": work.micro_batch,
-        "seq": work.seq,
-        "dtype": work.precision,
-        "attention": work.attention,
-        "padding_mask": work.padding_mask,
-        "checkpointing": checkpointing,
-        "layers": layers,
-    }
+    options = {**_options(work, layers), "checkpointing": checkpointing}
     step = measure_cuda(config, **options) if real else None
     measured = measure_transformers(config, **options, keep_layer=keep_layer, name=run.model.name)
     prediction, notes = _predicted(run, "full" if checkpointing else "none")
@@ -361,6 +361,44 @@ def measure_run(
     return result, measured
 
 
+def _options(work: Workload, layers: int | None) -> dict[str, Any]:
+    """Arguments that a trace and a real step share."""
+    return {
+        "batch": work.micro_batch,
+        "seq": work.seq,
+        "dtype": work.precision,
+        "attention": work.attention,
+        "padding_mask": work.padding_mask,
+        "layers": layers,
+    }
+
+
+def measure_undescribed(
+    config: Mapping[str, Any],
+    work: Workload,
+    *,
+    name: str,
+    reason: str,
+    attention: str | None = None,
+    checkpointing: bool = False,
+    layers: int | None = None,
+    real: bool = False,
+    keep_layer: bool = False,
+) -> tuple[Measurement, Measured]:
+    """Measure a model that no layer graph describes; ``reason`` says why there is no prediction.
+
+    Without ``attention`` transformers chooses (the workload's is not heeded).
+
+    Raises the same as :func:`measure_run`.
+    """
+    from actcalc.measure import measure_cuda, measure_transformers
+
+    options = _options(work, layers) | {"attention": attention, "checkpointing": checkpointing}
+    step = measure_cuda(config, **options) if real else None
+    measured = measure_transformers(config, **options, keep_layer=keep_layer, name=name)
+    return beside(measured, None, step=step, notes=[f"No prediction: {reason}."]), measured
+
+
 def _drops(run: Run) -> bool:
     """Whether any dropout rate is in use."""
     rates = (value for key, value in run.model.model_dump().items() if key.endswith("_dropout"))
@@ -370,7 +408,7 @@ def _drops(run: Run) -> bool:
 def _predicted(run: Run, policy: str) -> tuple[Prediction | None, list[str]]:
     """The prediction, or none and the reason why there is none."""
     try:
-        return predict(run, parse_policy(policy, layers=run.model.layers, full_boundary="own")), []
+        return predict(run, parse_policy(policy, layers=run.model.depth, full_boundary="own")), []
     except SpecError as error:
         return None, [f"No prediction: {error}."]
 
@@ -436,8 +474,9 @@ def beside(
         all_layers=_bytes(
             sum(measured.layers_bytes), sum(prediction.layers) if prediction else None
         ),
-        embedding=_bytes(measured.embedding_bytes, prediction and prediction.embedding),
-        between=_bytes(measured.between_bytes, 0 if prediction else None),
+        embedding=_bytes(
+            measured.embedding_bytes + measured.between_bytes, prediction and prediction.embedding
+        ),
         head=_bytes(measured.head_bytes, prediction and prediction.head),
         parameters=CountBeside(
             measured=measured.params,
@@ -650,6 +689,7 @@ __all__ = [
     "check_measurable",
     "measure_own_module",
     "measure_run",
+    "measure_undescribed",
     "pair",
     "predict",
 ]

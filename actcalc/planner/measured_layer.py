@@ -85,7 +85,10 @@ def compare_layer(
             f"{len(paths) - len(shown)} modules nested deeper are left out: name them with "
             "--policy, joined with +."
         )
-    notes.append("A wrapped module re-runs whole; what all layers share is not counted.")
+    notes.append(
+        "Each module is wrapped by itself, keeps what it reads and re-runs whole; what all layers "
+        "share is not counted."
+    )
     return LayerComparison(
         name=layer.name,
         layer_class=layer.cls,

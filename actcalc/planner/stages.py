@@ -111,7 +111,7 @@ class RunPlanner:
         self.model: ModelGraph = model_graph(run.model, run.layout, run.workload, run.framework)
         self.costs: Costs = costs_of(self.model, run.device)
         self.full = full_policy(self.model)
-        self.chunks = placement(run.model.layers, run.layout)
+        self.chunks = placement(run.model.depth, run.layout)
         self.flights = held(run.layout, microbatches(run.layout, run.workload))
         self._layers: dict[int, PlanLayer] = {}
         self._found: dict[int, OptionSet] = {}

@@ -7,7 +7,7 @@ from typing import Any
 
 from actcalc.planner.compare import Comparison
 from actcalc.render.sheet import Column, Row, Sheet, bytes_column, share_column
-from actcalc.render.units import count, digits, size
+from actcalc.render.units import count, digits, percent, size
 
 
 def compare_sheets(result: Comparison, units: str) -> list[Sheet]:
@@ -52,30 +52,27 @@ def compare_sheets(result: Comparison, units: str) -> list[Sheet]:
             below=(*_optimum(result, units), result.advice),
             notes=(*notes, *result.notes),
         ),
-        *([_times(result)] if result.device else []),
+        *([_times(result, units), _largest(result)] if result.device else []),
     ]
 
 
-def _times(result: Comparison) -> Sheet:
-    """What each policy costs in time on the device."""
+def _times(result: Comparison, units: str) -> Sheet:
+    """What each policy costs in time on the device, and whether it fits."""
     policies = result.policies
     device = result.device or {}
-    known = [p for p in policies if p.step_seconds is not None]
-    fastest = min(known, key=lambda p: p.step_seconds or 0.0) if known else None
-    below = []
-    if fastest and len(known) > 1:
-        below.append(
-            f"Fastest: {fastest.policy}, {digits(fastest.step_seconds or 0.0)} s per step."
-        )
     return Sheet(
         title=f"time on {device.get('name')}, predicted by a roofline per op",
         columns=(
             Column("policy", "policy", align="left"),
-            Column("layer_forward_seconds", "layer fwd\nms", lambda v: digits(1e3 * v)),
-            Column("layer_backward_seconds", "layer bwd\nms", lambda v: digits(1e3 * v)),
+            Column("layer_forward_seconds", "layer fwd\nms", _milliseconds),
+            Column("layer_backward_seconds", "layer bwd\nms", _milliseconds),
             Column("step_seconds", "step\ns", digits),
             share_column("slowdown_ratio", "slower\n "),
-            Column("tokens_per_second_per_gpu", "tokens/s\nper GPU", lambda v: f"{v:,.0f}"),
+            Column("tokens_per_second_per_gpu", "tokens/s\nper GPU", _whole),
+            bytes_column(
+                "device_bytes", "whole GPU", [p.device_bytes or 0 for p in policies], units
+            ),
+            Column("fits", "fits\n ", lambda fits: "yes" if fits else "no", align="left"),
         ),
         rows=tuple(
             Row(
@@ -86,15 +83,153 @@ def _times(result: Comparison) -> Sheet:
                     p.step_seconds,
                     p.slowdown_ratio,
                     p.tokens_per_second_per_gpu,
+                    p.device_bytes,
+                    p.fits,
+                )
+            )
+            for p in policies
+        ),
+        below=(_cheapest(result),),
+        notes=(
+            "A layer is timed for one micro-batch on one rank; its backward includes the re-run.",
+        ),
+    )
+
+
+def _cheapest(result: Comparison) -> str:
+    """Which policy to run at this micro-batch: the fastest of those that fit."""
+    fitting = [p for p in result.policies if p.fits and p.step_seconds is not None]
+    if not fitting:
+        sizes = [p.largest_micro_batch or 0 for p in result.policies]
+        more = "" if max(sizes) == 0 else "; a smaller micro-batch does"
+        return f"No policy fits at micro-batch {result.workload['micro_batch']}{more}."
+    best = min(fitting, key=lambda p: (p.step_seconds or 0.0, p.device_bytes or 0))
+    slower = best.slowdown_ratio or 0.0
+    how = "not slower than none" if slower < 5e-4 else f"{percent(slower)} slower than none"
+    return (
+        f"Cheapest policy that fits: {best.policy}, {digits(best.step_seconds or 0.0)} s per step "
+        f"({how})."
+    )
+
+
+def _largest(result: Comparison) -> Sheet:
+    """Each policy at the largest micro-batch that fits the device."""
+    policies = result.policies
+    known = [p for p in policies if p.largest_samples_per_second]
+    below = []
+    if len(known) > 1:
+        best = max(known, key=lambda p: p.largest_samples_per_second or 0.0)
+        below.append(
+            f"Highest throughput: {best.policy} at micro-batch {best.largest_micro_batch}, "
+            f"{digits(best.largest_samples_per_second or 0.0)} sequences/s."
+        )
+    return Sheet(
+        title="at the largest micro-batch that fits",
+        columns=(
+            Column("policy", "policy", align="left"),
+            Column("largest_micro_batch", "micro-\nbatch"),
+            Column("largest_step_seconds", "step\ns", digits),
+            Column("largest_samples_per_second", "sequences\nper s", digits),
+            Column("largest_tokens_per_second_per_gpu", "tokens/s\nper GPU", _whole),
+            Column("relative_throughput_ratio", f"throughput\nof {policies[0].policy}", _times_of),
+        ),
+        rows=tuple(
+            Row(
+                (
+                    p.policy,
+                    p.largest_micro_batch,
+                    p.largest_step_seconds,
+                    p.largest_samples_per_second,
+                    p.largest_tokens_per_second_per_gpu,
+                    p.relative_throughput_ratio,
                 )
             )
             for p in policies
         ),
         below=tuple(below),
-        notes=(
-            "A layer is timed for one micro-batch on one rank; its backward includes the re-run.",
-        ),
     )
+
+
+def model_sheets(results: Sequence[Comparison], units: str) -> list[Sheet]:
+    """The same policies for several models: what they store and, with a device, what they cost."""
+    pairs = [(result, policy) for result in results for policy in result.policies]
+    stored = [policy.stored_bytes for _, policy in pairs]
+    columns = [
+        Column("model", "model", align="left"),
+        Column("policy", "policy", align="left"),
+        bytes_column("stored_bytes", "stored", stored, units),
+        share_column("saved_ratio", "saved\n "),
+    ]
+    timed = all(result.device for result in results)
+    if timed:
+        columns += [
+            Column("largest_micro_batch", "largest\nbatch"),
+            Column("largest_step_seconds", "step\ns", digits),
+            Column("largest_samples_per_second", "seq.\nper s", digits),
+            Column("relative_throughput_ratio", "of first\npolicy", _times_of),
+        ]
+    else:
+        columns.append(share_column("recompute_forward_ratio", "re-run:\nof fwd"))
+    rows = []
+    for result, p in pairs:
+        values: list[Any] = [result.model["name"], p.policy, p.stored_bytes, p.saved_ratio]
+        if timed:
+            values += [
+                p.largest_micro_batch,
+                p.largest_step_seconds,
+                p.largest_samples_per_second,
+                p.relative_throughput_ratio,
+            ]
+        else:
+            values.append(p.recompute_forward_ratio)
+        rows.append(Row(tuple(values), rule_after=p is result.policies[-1]))
+    where = f" on {results[0].device['name']}" if timed and results[0].device else ""
+    return [
+        Sheet(
+            title=f"recompute policies of {len(results)} models{where}",
+            columns=tuple(columns),
+            rows=tuple(rows),
+            above=tuple(f"{r.model['name']}: {_short(r)}" for r in results),
+            below=tuple(_best(result) for result in results) if timed else (),
+            notes=(
+                ("Batch is the largest micro-batch that fits; time and throughput are at it.",)
+                if timed
+                else ()
+            ),
+        )
+    ]
+
+
+def _short(result: Comparison) -> str:
+    work = result.workload
+    return (
+        f"s {work['seq']} b {work['micro_batch']} {work['precision']} {work['attention']} "
+        f"attention, {result.framework} kernels"
+    )
+
+
+def _best(result: Comparison) -> str:
+    known = [p for p in result.policies if p.largest_samples_per_second]
+    if not known:
+        return f"{result.model['name']}: no policy fits, not even one sequence."
+    best = max(known, key=lambda p: p.largest_samples_per_second or 0.0)
+    return (
+        f"{result.model['name']}: {best.policy} has the highest throughput, "
+        f"{digits(best.largest_samples_per_second or 0.0)} sequences/s at micro-batch "
+        f"{best.largest_micro_batch}."
+    )
+
+
+def _milliseconds(seconds: float) -> str:
+    return digits(1e3 * seconds)
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _times_of(ratio: float) -> str:
+    return f"{ratio:.2f} x"
 
 
 def run_lines(

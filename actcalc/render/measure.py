@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from actcalc.planner.measured import BytesBeside, Measurement, TensorBeside
+from actcalc.planner.measured import BytesBeside, LayersBeside, Measurement, TensorBeside
 from actcalc.planner.measured_layer import LayerComparison
 from actcalc.render.sheet import Column, Row, Sheet, bytes_column, share_column
 from actcalc.render.units import count, flops, size
@@ -27,18 +27,19 @@ def _parts(result: Measurement) -> Sheet:
     columns = [Column("part", "part", align="left"), _exact("measured", "measured\nB")]
     if result.predicted_bytes is not None:
         columns += [_exact("predicted", "predicted\nB"), _exact("difference", "difference\nB")]
-    rows: list[tuple[str, BytesBeside]] = [
-        (f"{group.kind} layer {group.first}", group)
-        if group.count == 1
-        else (f"{group.kind} layer, {group.count} of them, each", group)
-        for group in result.layers
-    ]
-    if result.layers:
+    rows: list[tuple[str, BytesBeside]] = [(_of_layers(group), group) for group in result.layers]
+    if len(result.layers) > 1 or any(group.count > 1 for group in result.layers):
         rows.append(("all layers", result.all_layers))
-    rows.append(("embedding", result.embedding))
-    if result.between.measured_bytes:
-        rows.append(("between the stacks", result.between))
-    rows.append(("head and loss" if result.layers else "outside of layers", result.head))
+    predicted = result.predicted_bytes is not None
+    ends = (
+        ("embedding", result.embedding, predicted),
+        ("head and loss" if result.layers else "the module", result.head, predicted),
+    )
+    rows += [
+        (name, part)
+        for name, part, always in ends
+        if always or part.measured_bytes or part.difference_bytes
+    ]
     total = BytesBeside(
         measured_bytes=result.measured_bytes,
         predicted_bytes=result.predicted_bytes,
@@ -59,6 +60,12 @@ def _parts(result: Measurement) -> Sheet:
         above=_inputs(result),
         below=(_verdict(result),),
     )
+
+
+def _of_layers(group: LayersBeside) -> str:
+    """``moe layer, 58 of them, each``; ``layer 0``."""
+    name = "layer" if group.kind == "layer" else f"{group.kind} layer"
+    return f"{name} {group.first}" if group.count == 1 else f"{name}, {group.count} of them, each"
 
 
 def _exact(key: str, title: str) -> Column:
@@ -159,9 +166,18 @@ def _words(op: str) -> str:
     """``NativeLayerNormBackward0.input`` as ``native layer norm: input``."""
     node, _, attribute = op.partition(".")
     node = re.sub(r"Backward\d*$", "", node).removeprefix("ScaledDotProduct")
-    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+", node)
-    named = " ".join(word.lower() for word in words) or node
+    named = _camel(node).lower() or node
     return f"{named}: {_spaced(attribute)}" if attribute else named
+
+
+def _camel(name: str) -> str:
+    """``LlamaAttention`` as ``Llama Attention``."""
+    return re.sub(r"(?<=[a-zA-Z0-9])(?=[A-Z][a-z])", " ", name.replace("_", " "))
+
+
+def _modules(policy: str) -> str:
+    """Modules joined with ``+``, each in words."""
+    return " + ".join(_path(part) for part in policy.split("+"))
 
 
 def _spaced(name: str) -> str:
@@ -211,8 +227,8 @@ def layer_sheets(result: LayerComparison, units: str) -> list[Sheet]:
     """Modules of a measured layer, each wrapped in a checkpoint, side by side."""
     policies = result.policies
     columns = (
-        Column("policy", "policy", align="left", wrap=True),
-        Column("class", "class", align="left", wrap=True),
+        Column("policy", "policy", _modules, align="left", wrap=True),
+        Column("class", "class", _camel, align="left", wrap=True),
         bytes_column(
             "stored_bytes_per_layer",
             "per layer",

@@ -16,8 +16,7 @@ _PARTS: tuple[tuple[str, str, Callable[[StageFigure], int]], ...] = (
     ("optimizer_bytes", "optim", lambda s: s.optimizer_bytes),
     ("activations_bytes", "activ", lambda s: s.activations_bytes),
     ("transient_bytes", "trans", lambda s: s.transient_bytes),
-    ("buffers_bytes", "buffers", lambda s: s.buffers_bytes),
-    ("overhead_bytes", "context", lambda s: s.overhead_bytes),
+    ("other_bytes", "other", lambda s: s.buffers_bytes + s.overhead_bytes),
 )
 
 
@@ -41,7 +40,7 @@ def memory_sheets(result: MemoryReport, units: str) -> list[Sheet]:
     if many:
         columns.append(Column("stage", "stage\n", align="left"))
         columns.append(Column("layers", "layers\n"))
-        columns.append(Column("in_flight", "in\nflight"))
+        columns.append(Column("in_flight", "held\n"))
     columns += [
         bytes_column(key, title, top, units)
         for (key, title, _), top in zip(parts, largest, strict=False)
@@ -63,14 +62,14 @@ def memory_sheets(result: MemoryReport, units: str) -> list[Sheet]:
         values.append(stage.total_bytes)
         if result.fits is not None:
             values.append(stage.margin_bytes)
-        rows.append(Row(tuple(values), style="strong" if _is_top(result, same) else "plain"))
+        rows.append(Row(tuple(values)))
     return [
         Sheet(
             title=f"{result.model['name']}: memory of one GPU per pipeline stage"
             if many
             else f"{result.model['name']}: memory of one GPU",
             columns=tuple(columns),
-            rows=tuple(_plain(rows)),
+            rows=tuple(rows),
             above=_inputs(result),
             below=_below(result, units),
             notes=result.notes,
@@ -80,34 +79,28 @@ def memory_sheets(result: MemoryReport, units: str) -> list[Sheet]:
     ]
 
 
-def _plain(rows: list[Row]) -> list[Row]:
-    """Rows as they are; a single row needs no emphasis."""
-    return [Row(row.values) for row in rows]
-
-
-def _is_top(result: MemoryReport, same: list[StageFigure]) -> bool:
-    return any(stage.stage == result.peak_stage for stage in same)
-
-
 def _inputs(result: MemoryReport) -> tuple[str, ...]:
     lines = run_lines(result.model, result.layout, result.workload, result.framework)
     zero = f"  ZeRO {result.layout['zero']}" if result.layout["zero"] else ""
-    training = result.training
-    recipe = result.recipe
-    parts = [
-        f"{training['optimizer']}",
-        f"{recipe['name']} states: weights {recipe['weight']} B, gradients "
-        f"{recipe['gradient']} B, master {recipe['master']} B, moment {recipe['moment']} B{zero}",
-    ]
+    training, recipe = result.training, result.recipe
+    moments = "" if training["optimizer"] in ("sgd", "none") else f", moment {recipe['moment']}"
+    states = (
+        f"{training['optimizer']}  {recipe['name']} states: weight {recipe['weight']}, gradient "
+        f"{recipe['gradient']}, master {recipe['master']}{moments} B{zero}"
+    )
+    extra = []
     if training["lora_rank"]:
-        parts.append(f"LoRA r {training['lora_rank']} on {training['lora_targets']}")
+        extra.append(f"LoRA r {training['lora_rank']} on {training['lora_targets']}")
     if training["offload"] != "none":
-        parts.append(f"{training['offload']} offloaded")
+        extra.append(f"{training['offload']} offloaded")
+    if training["loss"] != "auto":
+        extra.append(f"{training['loss']} cross-entropy")
     schedule = f"  {result.schedule}, {result.microbatches} micro-batches"
     return (
         f"{count(result.parameters)} parameters  {lines[0]}",
         *lines[1:],
-        "  ".join(parts),
+        states,
+        *(["  ".join(extra)] if extra else []),
         f"policy {result.policy}{schedule if result.layout['pp'] > 1 else ''}",
     )
 
@@ -115,9 +108,12 @@ def _inputs(result: MemoryReport) -> tuple[str, ...]:
 def _below(result: MemoryReport, units: str) -> tuple[str, ...]:
     top = result.stages[result.peak_stage]
     where = f"on stage {top.stage}, " if len(result.stages) > 1 else ""
+    chunks = result.layout["vpp"]
+    chunked = f", each of one of {chunks} chunks" if chunks > 1 else ""
     lines = [
         f"Peak {where}{top.peak_at}: {size(top.peak_bytes, units)} allocated, "
-        f"{size(top.static_bytes, units)} of it stay between steps."
+        f"{size(top.static_bytes, units)} of it stay between steps.",
+        *(["held: micro-batches in flight" + chunked + "."] if len(result.stages) > 1 else []),
     ]
     if result.device is not None:
         name = result.device["title"]
@@ -199,16 +195,14 @@ def two_sheets(first: MemoryReport, second: MemoryReport, units: str) -> list[Sh
             columns=columns,
             rows=tuple(Row((title, a, b, b - a)) for title, a, b in figures),
             above=tuple(
-                f"{name}: {line}"
+                line
                 for name, result in zip(names, (first, second), strict=True)
-                for line in (_inputs(result)[0], *_inputs(result)[1:])
+                for line in (f"{name}:", *(f"  {text}" for text in _inputs(result)))
             ),
             below=tuple(
                 f"{name}: peak {f'on stage {stage.stage}, ' if len(result.stages) > 1 else ''}"
                 f"{stage.peak_at}."
-                for name, result, stage in zip(
-                    names, (first, second), (one, two), strict=True
-                )
+                for name, result, stage in zip(names, (first, second), (one, two), strict=True)
             ),
             notes=tuple(dict.fromkeys((*first.notes, *second.notes))),
         )

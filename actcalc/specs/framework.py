@@ -23,8 +23,6 @@ class Framework(Spec):
     """Kind of op -> kernel."""
     families: dict[str, dict[str, str]] = field(default_factory=dict)
     """Model family -> kernels that differ for it."""
-    buffers: dict[str, int] = field(default_factory=dict)
-    """Fixed buffer -> bytes; what holds it is documented where ``actcalc.memory`` reads it."""
 
     def kernel(self, kind: str, family: str = "") -> str:
         """The kernel for ``kind`` in models of ``family``; ``KeyError`` if the profile has none."""

@@ -278,8 +278,16 @@ class Model(Spec):
         """Width of all key (or value) heads together; without latent attention."""
         return self.kv_heads * self.head_dim
 
+    @property
+    def depth(self) -> int:
+        """Layers of the whole model: the encoder's, then the decoder's."""
+        return self.encoder_layers + self.layers
+
     def kind(self, index: int) -> LayerKind:
-        """What layer ``index`` (from 0) is."""
+        """What layer ``index`` (from 0, an encoder's first) is."""
+        if index < self.encoder_layers:
+            return LayerKind("full", 0, "dense", self.position == "rotary")
+        index -= self.encoder_layers
         default: AttentionKind = "sliding" if self.window else "full"
         attention = self.attention_pattern[index] if self.attention_pattern else default
         mlp: MlpKind = "moe" if self.moe else "dense"
@@ -295,7 +303,7 @@ class Model(Spec):
 
     def runs(self) -> Iterator[tuple[LayerKind, int]]:
         """Consecutive equal layers in order, as (kind, how many)."""
-        for kind, group in groupby(self.kind(i) for i in range(self.layers)):
+        for kind, group in groupby(self.kind(i) for i in range(self.depth)):
             yield kind, sum(1 for _ in group)
 
     def without_patterns(self, layers: int) -> dict[str, object]:

@@ -61,7 +61,8 @@ class Run:
 def source(text: str) -> Source:
     """Read what MODEL names: a preset, a run file, a config.json or a folder that holds one.
 
-    A flat mapping of Megatron's argument names is one too (:func:`megatron_source`). Raises ``SpecError`` with a did-you-mean when it names nothing.
+    A flat mapping of Megatron's argument names is one too (:func:`megatron_source`). Raises
+    ``SpecError`` with a did-you-mean when it names nothing.
     """
     if not text.strip():
         raise SpecError("the model's name is empty", "name a preset, a run file or a config.json")
@@ -304,7 +305,8 @@ def load_device(name: str) -> Device:
     from actcalc.specs.device import Device
 
     preset = presets.load("devices", name)
-    return build(Device, {"name": name, "title": preset.title, **preset.values}, f"device {name}")
+    fields = {"name": name, "title": preset.title, **preset.values}
+    return build(Device, fields, f"device {name}", vetted=True)
 
 
 def resolve(

@@ -11,7 +11,7 @@ from actcalc.specs.base import Bounds, Count, Degree, Spec
 Optimizer = Literal[
     "adamw", "adam", "adam8bit", "sgd", "momentum", "adafactor", "lion", "muon", "none"
 ]
-Recipe = Literal["auto", "megatron", "mixed", "amp", "fsdp", "pure"]
+Recipe = Literal["auto", "megatron", "mixed", "deepspeed", "amp", "fsdp", "pure"]
 Offload = Literal["none", "optimizer", "weights", "activations"]
 Loss = Literal["auto", "full", "chunked", "fused"]
 Targets = Literal["attention", "mlp", "all"]
@@ -28,9 +28,9 @@ class Training(Spec):
     """Optimizer; adam8bit keeps its moments in 8 bits, muon Adam for all but hidden matrices."""
     recipe: Recipe = "auto"
     """Number formats: megatron (16-bit weights, fp32 gradients and master weights, 18 B with
-    Adam), mixed (16-bit gradients, 16 B), amp (fp32 weights and gradients under autocast), fsdp
-    (fp32 shards, gathered in 16 bits), pure (all in the activations' type); auto: the
-    framework's."""
+    Adam), mixed (16-bit gradients, 16 B), deepspeed (bf16 gradients and their fp32 sum), amp
+    (fp32 weights and gradients under autocast), fsdp (fp32 shards, gathered in 16 bits), pure
+    (all in the activations' type); auto: the framework's."""
     gradient_fusion: bool = True
     """Weight gradients are added to the accumulated ones inside the product; false makes each one
     first (Megatron's --no-gradient-accumulation-fusion)."""
@@ -51,10 +51,11 @@ class Training(Spec):
     offload: Offload = "none"
     """What is kept in host memory: optimizer states; weights and optimizer states; activations."""
     loss: Loss = "auto"
-    """Cross-entropy: over all logits at once, in chunks of tokens, or fused with the head (no
-    logits kept); auto: the framework's."""
+    """Cross-entropy: full, PyTorch's over all logits at once; chunked, its temporaries for a part
+    of the tokens only (torchtune CEWithChunkedOutputLoss); fused with the head, which keeps no
+    logits (Liger, Cut Cross-Entropy); auto: the framework's."""
     loss_chunks: Degree = 8
-    """Pieces of a chunked cross-entropy."""
+    """Parts of a chunked or fused cross-entropy."""
     lora_rank: Count = 0
     """Rank of low-rank adapters; 0 trains every weight."""
     lora_targets: Targets = "all"

@@ -33,6 +33,9 @@ class Workload(Spec):
     """A mask of padded positions is passed to attention (forces sdpa off its flash kernel)."""
     moe_imbalance: Factor = 1.0
     """Tokens that the busiest expert-parallel rank receives, over the balanced number."""
+    fp8: bool = False
+    """Products of the layers run in fp8 over whatever type ``precision`` names (Megatron's
+    --fp8-format); precision fp8 is bf16 with it."""
     kernels: KernelOptions = field(default_factory=KernelOptions)
     """Kernel options named after Megatron's (masked_softmax_fusion, moe_router_dtype, ...)."""
 
@@ -40,6 +43,11 @@ class Workload(Spec):
         batch = self.global_batch
         if batch is not None and not 1 <= batch <= 2**32:
             raise SpecError(f"workload: global_batch is {batch}", "use a value of at least 1")
+
+    @property
+    def fp8_products(self) -> bool:
+        """Whether the layers' matrix products read fp8 copies."""
+        return self.fp8 or self.precision == "fp8"
 
     @property
     def tokens(self) -> int:

@@ -65,7 +65,7 @@ def check(spec: Model) -> None:
     assert all(isinstance(size, int) and 0 < size < 2**70 for size in sizes)
     rates = [spec.hidden_dropout, spec.attention_dropout, spec.embedding_dropout]
     assert all(math.isfinite(rate) and 0 <= rate < 1 for rate in rates)
-    assert sum(count for _, count in spec.runs()) == spec.layers
+    assert sum(count for _, count in spec.runs()) == spec.depth
 
 
 def outcome(path_or_config: Path | dict[str, Any]) -> Model | SpecError:

@@ -1,13 +1,15 @@
 """Published training runs as runs of this program, their measured and predicted step times.
 
 ``tests/data/published_step_times.json`` holds every published dense run at hand whose model,
-layout, batch, recompute policy and device are stated as numbers, in 16-bit precision, with a step
-time, tokens per second or TFLOP/s: none was left out for its result. Two rules select the judged
-ones, both blind to the prediction:
+layout, batch and device are stated as numbers, in 16-bit precision or fp8, with a step time,
+tokens per second or TFLOP/s: none was left out for its result. Rules, all blind to the prediction:
 
 - A run whose attention kernel is not stated is judged only while attention's products are at most
   a quarter of its FLOPs: above that the figure is one of the kernel.
-- All kernels are the idealised ones (profile ``paper``): fused element-wise chains.
+- Kernels are the idealised ones (profile ``paper``: fused element-wise chains), or Megatron's
+  where the run is of a preset under Megatron-Bridge; those tables do not state recomputation, and
+  none is assumed.
+- Runs of 2021 and 2022 have eager attention with dropout 0.1, whatever their table leaves out.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from actcalc.cost.rates import rates_of
 from actcalc.cost.roofline import Roofline
 from actcalc.cost.step import policy_of, step_time
 from actcalc.layers.model import model_graph
-from actcalc.specs.run import Run, Source, resolve
+from actcalc.specs.run import Run, Source, load_run, resolve
 from tests.conftest import load_data
 
 ROWS = load_data("published_step_times.json")
@@ -36,6 +38,16 @@ class Outcome(NamedTuple):
 
 
 def run_of(row: dict[str, Any]) -> Run:
+    keys = ("tp", "sp", "pp", "vpp", "cp", "dp", "zero")
+    work = ("seq", "micro_batch", "global_batch", "precision", "attention")
+    changes = {
+        "layout": {key: row[key] for key in keys},
+        "workload": {**{key: row[key] for key in work}, "dropout": row["dropout"] > 0},
+        "device": row["device"],
+        "policies": (row["policy"],),
+    }
+    if "preset" in row:
+        return load_run(row["preset"], framework=row["framework"], **changes)
     fields = {"name": "published", "family": "gpt", **row["model"]}
     if row["model"]["gated"]:
         fields |= {
@@ -45,16 +57,7 @@ def run_of(row: dict[str, Any]) -> Run:
     else:
         rate = row["dropout"]
         fields |= {"max_positions": row["seq"], "hidden_dropout": rate, "attention_dropout": rate}
-    keys = ("tp", "sp", "pp", "vpp", "cp", "dp", "zero")
-    work = ("seq", "micro_batch", "global_batch", "precision", "attention")
-    return resolve(
-        Source(name="published", model=fields),
-        layout={key: row[key] for key in keys},
-        workload={**{key: row[key] for key in work}, "dropout": row["dropout"] > 0},
-        framework="paper",
-        device=row["device"],
-        policies=(row["policy"],),
-    )
+    return resolve(Source(name="published", model=fields), framework="paper", **changes)
 
 
 def attention_share(row: dict[str, Any]) -> float:

@@ -210,8 +210,8 @@ def test_flash_package_needs_no_mask_for_a_window():
 @pytest.mark.parametrize(
     ("config", "attention", "reason"),
     [
-        ({"model_type": "gemma2"}, "sdpa", "scaled_dot_product_attention"),
-        ({"model_type": "bloom"}, "sdpa", "scaled_dot_product_attention"),
+        ({"model_type": "gemma2"}, "sdpa", "no sdpa attention"),
+        ({"model_type": "bloom"}, "sdpa", "no sdpa attention"),
         ({"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2}, "flash",
          "sinks"),
         ({"model_type": "granite_swa"}, "eager", "sinks"),
@@ -222,6 +222,44 @@ def test_what_transformers_cannot_run_is_refused(
 ) -> None:
     with pytest.raises(SpecError, match=reason):
         graph_of(llama(**config), seq=128, attention=attention)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("kv_heads", [1, 2, 8])
+def test_torchtitan_llama(batch: int, kv_heads: int) -> None:
+    """Every term of torchtitan's block, in bytes: the fused norms keep only input and rstd.
+
+    Keys and values are repeated to all heads before the core, unless a single head's repeats
+    stay a view; no rotary table is kept, for it is a buffer.
+    """
+    config = llama(num_key_value_heads=kv_heads)
+    graph = graph_of(config, "torchtitan", seq=128, micro_batch=batch, attention="sdpa")
+    tokens, hidden, heads, ffn = 128 * batch, 512, 8, 1088
+    norms = 2 * (2 * hidden + 4 + 2 * hidden)
+    keys_and_values = 4 * (hidden // 8 if kv_heads == 1 else hidden)
+    core = 2 * hidden + keys_and_values + 2 * hidden + 4 * heads
+    found = predicted(graph)
+    assert found.layers == [tokens * (norms + core + 8 * ffn) + 24] * 2
+    assert found.head == tokens * (2 * hidden + 4 + 2 * hidden + 4 * 1000) + 4
+    assert found.embedding == 0
+    assert found.parameters == predicted(graph_of(config, seq=128, attention="sdpa")).parameters
+
+
+@pytest.mark.parametrize(
+    ("config", "run", "reason"),
+    [
+        ({}, {"attention": "eager"}, "no eager attention"),
+        ({}, {"attention": "sdpa", "padding_mask": True}, "no mask"),
+        ({"model_type": "gemma", "num_key_value_heads": 8}, {"attention": "sdpa"}, "norm"),
+        ({"model_type": "opt", "ffn_dim": 1088, "max_position_embeddings": 128},
+         {"attention": "sdpa"}, "norm"),
+    ],
+)  # fmt: skip
+def test_what_torchtitan_cannot_run_is_refused(
+    config: dict[str, Any], run: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(SpecError, match=reason):
+        graph_of(llama(**config), "torchtitan", seq=128, **run)
 
 
 def test_flash_package_has_no_fp32_kernel():

@@ -34,7 +34,9 @@ _FLASH_WIDEST = 256
 class Core:
     """What an attention core reads, and which keys a query sees.
 
-    ``bias`` names an additive score bias for positions (ALiBi), the same for all layers.
+    ``bias`` says which float bias scaled_dot_product_attention gets beside a mask: ALiBi's, the
+    same for all layers; a learned one of relative positions; or the zeros that cross-attention
+    adds in its place.
     """
 
     q: Heads
@@ -45,7 +47,7 @@ class Core:
     keys: Expr
     query_width: int
     value_width: int
-    bias: str = ""
+    bias: Literal["", "alibi", "relative", "zeros"] = ""
 
 
 def _scores(ctx: Context, x: Core) -> tuple[Expr, ...]:
@@ -96,9 +98,16 @@ def choose(ctx: Context, x: Core, *, masked: bool, grouped: bool, native: bool) 
 
 def attend(g: GraphBuilder, ctx: Context, x: Core) -> str:
     """Append the core the run asks for; return the context, (b, s, heads · width) in memory."""
-    if ctx.workload.attention == "eager":
+    asked = ctx.workload.attention
+    if ctx.kernel(f"core_{asked}") == "none":
+        raise SpecError(
+            f"framework {ctx.framework.name} has no {asked} attention for {ctx.model.family} "
+            f"models ({ctx.model.name})",
+            "use --attention " + ("eager" if asked == "sdpa" else "sdpa"),
+        )
+    if asked == "eager":
         return eager(g, ctx, x)
-    if ctx.workload.attention == "flash":
+    if asked == "flash":
         return _flash_package(g, ctx, x)
     return _sdpa(g, ctx, x)
 
@@ -237,15 +246,23 @@ def _sdpa(g: GraphBuilder, ctx: Context, x: Core) -> str:
     Keys and values keep their number of heads only without a mask and with one width of at most
     256; else they are repeated first.
     """
-    if ctx.kernel("sdpa") == "none" or ctx.model.attention_softcap or ctx.model.attention_sinks:
+    if ctx.model.attention_softcap or ctx.model.attention_sinks:
+        what = "soft cap of scores" if ctx.model.attention_softcap else "attention sinks"
         raise SpecError(
-            f"transformers has no scaled_dot_product_attention for {ctx.model.family} models "
-            f"({ctx.model.name})",
+            f"scaled_dot_product_attention has no {what} ({ctx.model.name})",
             "use --attention eager",
         )
     masked = needs_mask(ctx, x)
+    if masked and ctx.kernel("sdpa_mask") == "none":
+        raise SpecError(
+            f"framework {ctx.framework.name} passes no mask to scaled_dot_product_attention, "
+            f"which {ctx.model.name} needs here (padding, or a window shorter than the sequence)",
+            "use --framework transformers",
+        )
     native = ctx.kernel("sdpa_grouped") == "native"
     q, k, v = x.q, x.k, x.v
+    if ctx.kernel("sdpa_grouped") == "repeated":
+        k, v = repeated(g, ctx, k, q, "k"), repeated(g, ctx, v, q, "v")
     grouped = k.count != q.count
     if grouped and native and (masked or not x.query_width == x.value_width <= _FLASH_WIDEST):
         k, v = repeated(g, ctx, k, q, "k"), repeated(g, ctx, v, q, "v")
@@ -333,6 +350,8 @@ def _bias(g: GraphBuilder, ctx: Context, x: Core, inputs: list[str], kept: list[
     turned into a float one in each. Rows are padded, by a copy, to a multiple of 16.
     """
     missing = -ctx.workload.seq % _BIAS_MULTIPLE
+    if x.bias in ("relative", "zeros"):
+        return _position_bias(g, ctx, x, inputs, kept, missing)
     if x.bias and not missing and not ctx.autocast:
         shape = (ctx.b, x.q.heads, ctx.s, x.keys)
         inputs.append(g.shared(x.bias, shape, ctx.act))
@@ -341,6 +360,32 @@ def _bias(g: GraphBuilder, ctx: Context, x: Core, inputs: list[str], kept: list[
     inputs.append(boolean_mask(g, ctx, x))
     heads = x.q.heads if x.bias else ONE
     return [g.tensor("attention_bias", (ctx.b, heads, ctx.s, x.keys + missing), ctx.act)]
+
+
+def _position_bias(
+    g: GraphBuilder, ctx: Context, x: Core, inputs: list[str], kept: list[str], missing: int
+) -> list[str]:
+    """Add the bias of relative positions (integrations/sdpa_attention.py).
+
+    ``create_position_bias_mask`` writes it into a tensor of its own in every layer: a causal or a
+    padding mask selects from it and is kept for the gradient. Zeros need no gradient and no copy,
+    so that all layers share them (but UMT5's, which make their own).
+    """
+    padded = _padded(ctx) and not x.causal
+    shape = (ctx.b if padded else ONE, x.q.heads, ctx.s, x.keys + missing)
+    once = not (padded or missing or ctx.model.relative_every_layer)
+    if x.bias == "zeros" and once:
+        kept.append(g.shared("cross_bias", shape, ctx.act))
+        inputs.append("cross_bias")
+        return []
+    made = [g.tensor("position_bias", shape, ctx.act)]
+    if padded:
+        inputs.append(boolean_mask(g, ctx, x))
+        if x.bias == "relative":
+            kept.append(inputs[-1])
+    if x.causal:
+        made.append(g.tensor("causal_condition", (ctx.s, x.keys), DType.BOOL))
+    return made
 
 
 def _math(g: GraphBuilder, ctx: Context, x: Core, *, masked: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from actcalc.errors import SpecError
 from actcalc.layers.algebra import ONE, Expr, symbol
 from actcalc.layers.context import Context
 from actcalc.layers.graph import DType, Graph, GraphBuilder, Weight
@@ -35,7 +36,30 @@ def embedding_graph(ctx: Context) -> Graph:
             g, ctx, "embedding_projection", "embedding", out,
             inside=_table_width(ctx), outside=ctx.h, bias=True,
         )  # fmt: skip
+    if ctx.model.encoder_layers:
+        _between(g, ctx)
     return g.build(first, out)
+
+
+def _between(g: GraphBuilder, ctx: Context) -> None:
+    """Append what lies between an encoder and a decoder.
+
+    The encoder's last norm and its dropout, and the decoder's own look-up: of the labels, shifted
+    into a tensor that is kept.
+    """
+    last = g.shared("encoder_last", (ctx.b, ctx.s, ctx.h), ctx.residual)
+    out = norm(g, ctx, "encoder_final_norm", last, group="embedding", modules=())
+    if ctx.embedding_dropout:
+        dropout(g, "encoder_final_dropout", "embedding", out)
+    ids = g.tensor("decoder_ids", (ctx.b, ctx.s), DType.INT64)
+    embedded = g.tensor("decoder_embedded", (ctx.b, ctx.s, ctx.h), ctx.residual)
+    table = Weight("token_embedding", (symbol("v"), ctx.h), scope=EMBEDDING_SCOPE)
+    g.op(
+        "decoder_embedding", "embedding", "embedding", [], [ids, embedded],
+        saves=[ids], weights=[table],
+    )  # fmt: skip
+    if ctx.embedding_dropout:
+        dropout(g, "decoder_embedding_dropout", "embedding", embedded)
 
 
 def _narrow(ctx: Context) -> bool:
@@ -52,6 +76,17 @@ def _projects_last(ctx: Context) -> bool:
     return ctx.kernel("embedding_projection") == "after_norm"
 
 
+def _position_rows(ctx: Context) -> Expr | None:
+    """Rows of the position ids that the look-up keeps; None where they are a buffer."""
+    kernel = ctx.kernel("position_ids")
+    if kernel == "unsupported":
+        raise SpecError(
+            f"framework {ctx.framework.name} has no learned positions ({ctx.model.name})",
+            "use --framework transformers",
+        )
+    return {"buffer": None, "one": ONE, "batch": ctx.b}[kernel]
+
+
 def _look_up(g: GraphBuilder, ctx: Context) -> tuple[str, str]:
     model = ctx.model
     ids = g.tensor("token_ids", (ctx.b, ctx.s), DType.INT64)
@@ -59,8 +94,8 @@ def _look_up(g: GraphBuilder, ctx: Context) -> tuple[str, str]:
     inner = width if _projects_last(ctx) else ctx.h
     weights = [Weight("token_embedding", (symbol("v"), width), scope=EMBEDDING_SCOPE)]
     made, saves = [], []
-    rows = {"buffer": None, "one": ONE, "batch": ctx.b}[ctx.kernel("position_ids")]
     if model.max_positions:
+        rows = _position_rows(ctx)
         weights.append(Weight("position_embedding", (symbol("o"), inner), scope="positions"))
         if rows is not None:
             made.append(g.tensor("position_ids", (rows, ctx.s), DType.INT64))
@@ -113,6 +148,8 @@ def head_graph(ctx: Context) -> Graph:
     stream = g.tensor("input", (ctx.b, ctx.s, ctx.h), ctx.residual)
     if model.final_norm:
         stream = norm(g, ctx, "final_norm", stream, group="head", modules=())
+    if ctx.embedding_dropout and ctx.kernel("final_dropout") == "embedding":
+        stream = dropout(g, "final_dropout", "head", stream)
     if model.head == "none":
         g.op("end", "view", "head", [stream], [])
         return g.build("input", stream)
@@ -140,13 +177,13 @@ def _predict(g: GraphBuilder, ctx: Context, stream: str) -> str:
     """The projection to the vocabulary and the loss.
 
     Causal language models upcast the logits and shift the labels (loss/loss_utils.py
-    ``ForCausalLMLoss``); masked ones do neither.
+    ``ForCausalLMLoss``); masked ones and encoder-decoders do neither, torchtitan upcasts only.
     """
     model = ctx.model
     vocab = symbol("v")
-    causal = model.head == "lm"
+    rule = ctx.kernel("loss") if model.head == "lm" else "plain"
     width = _table_width(ctx)
-    if _narrow(ctx) and causal:
+    if _narrow(ctx) and model.head == "lm":
         stream = linear(g, ctx, "project_out", "head", stream, inside=ctx.h, outside=width)
     logits = linear(
         g, ctx, "head", "head", stream,
@@ -158,7 +195,8 @@ def _predict(g: GraphBuilder, ctx: Context, stream: str) -> str:
         capped = g.tensor("logits_capped", shape, ctx.act)
         g.op("logit_softcap", "activation", "head", [logits], [capped], saves=[capped])
         logits = capped
-    return _loss(g, ctx, logits, shape, shifted=causal, upcast=causal)
+    shifted, upcast = rule == "shifted", rule in ("shifted", "upcast")
+    return _loss(g, ctx, logits, shape, shifted=shifted, upcast=upcast)
 
 
 def _loss(

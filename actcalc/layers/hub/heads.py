@@ -52,10 +52,10 @@ def copied(
     order: Order | None = None,
 ) -> Heads:
     """Append a copy of ``x`` into a storage of its own; return it."""
-    made = replace(x, storage=name, order=order or x.order, sliced=False)
-    g.tensor(name, made.shape(ctx), dtype or g.dtype(x.storage))
-    g.op(name, "copy", GROUP, [x.storage], [name], modules=CORE)
-    return made
+    made = replace(x, order=order or x.order, sliced=False)
+    storage = g.tensor(name, made.shape(ctx), dtype or g.dtype(x.storage))
+    g.op(name, "copy", GROUP, [x.storage], [storage], modules=CORE)
+    return replace(made, storage=storage)
 
 
 def in_act(g: GraphBuilder, ctx: Context, x: Heads, name: str) -> Heads:

@@ -10,6 +10,8 @@ from actcalc.layers.hub.mla import mla_attention
 from actcalc.layers.hub.mlp import feed_forward
 from actcalc.layers.hub.moe import moe
 from actcalc.layers.hub.norm import norm
+from actcalc.layers.hub.relative import relative_attention
+from actcalc.layers.hub.scoped import Scoped
 from actcalc.layers.linear import dropout
 from actcalc.specs import LayerKind
 
@@ -22,6 +24,8 @@ def layer_graph(ctx: Context, kind: LayerKind) -> Graph:
 
 
 def _body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
+    if ctx.model.position == "relative":
+        return _relative(g, ctx, kind, stream)
     if ctx.model.parallel != "none":
         return _parallel(g, ctx, kind, stream)
     placement = ctx.model.norm_placement
@@ -38,6 +42,19 @@ def _body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
     second = norm(g, ctx, "norm2", middle) if before else middle
     branch = _feed(g, ctx, kind, second)
     branch = norm(g, ctx, "norm2_post", branch) if after else branch
+    return _add(g, ctx, "ffn", branch, middle, "output")
+
+
+def _relative(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
+    """T5's layer: a decoder's has a second attention, over the encoder's output (T5Block)."""
+    branch = relative_attention(g, ctx, kind, norm(g, ctx, "norm1", stream))
+    middle = _add(g, ctx, "attention", branch, stream, "middle")
+    if kind.cross:
+        inner = Scoped(g, "cross_")
+        first = norm(inner, ctx, "norm", middle)
+        branch = relative_attention(inner, ctx, kind, first, cross=True)
+        middle = _add(inner, ctx, "attention", branch, middle, "middle")
+    branch = feed_forward(g, ctx, norm(g, ctx, "norm2", middle))
     return _add(g, ctx, "ffn", branch, middle, "output")
 
 
@@ -65,6 +82,6 @@ def _add(g: GraphBuilder, ctx: Context, what: str, branch: str, stream: str, out
     if ctx.hidden_dropout and not spared:
         branch = dropout(g, f"{what}_dropout", what, branch)
     dtype = promoted(g.dtype(branch), g.dtype(stream))
-    g.tensor(out, g.shape(stream), dtype)
-    g.op(f"{what}_add", "add", what, [branch, stream], [out])
-    return out
+    made = g.tensor(out, g.shape(stream), dtype)
+    g.op(f"{what}_add", "add", what, [branch, stream], [made])
+    return made

@@ -86,6 +86,12 @@ def _native_plus_one(n: _Norm) -> None:
     n.out = n.ctx.act
 
 
+def _rms_fused(n: _Norm) -> None:
+    """ATen _fused_rms_norm (torch.nn.RMSNorm on CUDA): the input and one fp32 rstd per row."""
+    n.saves.append(n.source)
+    n.keep_statistic()
+
+
 def _rms(n: _Norm) -> None:
     """``weight * (x.float() * rstd).to(x.dtype)`` (LlamaRMSNorm).
 
@@ -158,6 +164,7 @@ NORM_KERNELS: dict[str, NormKernel] = {
     "native_fp32": _native_fp32,
     "native_plus_one": _native_plus_one,
     "rms": _rms,
+    "rms_fused": _rms_fused,
     "rms_late_cast": _rms_late_cast,
     "rms_fp32_weight": _rms_fp32_weight,
     "rms_gemma": _rms_gemma,

@@ -53,6 +53,8 @@ ROTARY_KERNELS: dict[str, Rotation] = {
     # Cosine and sine repeated for even and odd entries in every layer.
     "interleaved_layer": Rotation(shared=False),
     "interleaved_layer_fp32": Rotation(table=DType.FP32, shared=False, cast=True),
+    # Pairs as complex numbers, of a table that is a buffer of the model.
+    "complex_buffer": Rotation(table=DType.FP32, tables=0, cast=True),
     # Pairs as complex numbers in fp32, before heads and sequence are transposed.
     "complex": Rotation(table=DType.FP32, tables=1, share=2, components=2, cast=True),
 }
@@ -85,7 +87,7 @@ def tables(
     width = rotary_width(ctx) / rule.share
     shape = (ONE, ctx.s, width, *((ONE * 2,) if rule.components == 2 else ()))
     dtype = rule.table or ctx.residual
-    names = ("cos", "sin")[: rule.tables] if rule.tables == 2 else ("complex",)
+    names = {2: ("cos", "sin"), 1: ("complex",), 0: ()}[rule.tables]
     own = ctx.kernel("rotary_tables") == "per_kind" and kind.attention != "full"
     suffix = f"_{kind.attention}" if own else ""
     if rule.shared:

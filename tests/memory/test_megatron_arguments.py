@@ -1,0 +1,156 @@
+"""Megatron's options as a flat mapping: defaults, derived values, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actcalc.errors import SpecError
+from actcalc.io.megatron import is_arguments, read_arguments
+
+BASE: dict[str, Any] = {
+    "num-layers": 12,
+    "hidden-size": 768,
+    "num-attention-heads": 12,
+    "seq-length": 1024,
+    "max-position-embeddings": 1024,
+    "micro-batch-size": 4,
+    "vocab-size": 50257,
+    "bf16": True,
+}
+
+
+def test_defaults_are_megatron_s() -> None:
+    found = read_arguments(BASE)
+    assert found.model["ffn"] == 4 * 768
+    assert found.model["hidden_dropout"] == found.model["attention_dropout"] == 0.1
+    assert found.model["tied"] and found.model["position"] == "learned"
+    assert found.workload["precision"] == "bf16"
+    assert found.workload["kernels"]["make_vocab_size_divisible_by"] == 128
+    assert found.framework == "megatron"
+    assert found.policies == ("none",)
+    assert found.layout["zero"] == 0
+
+
+def test_swiglu_narrows_the_default_width_to_a_multiple_of_64() -> None:
+    assert read_arguments({**BASE, "swiglu": True}).model["ffn"] == 2048
+
+
+def test_world_size_gives_the_replicas() -> None:
+    sizes = {"tensor-model-parallel-size": 2, "pipeline-model-parallel-size": 2, "world-size": 16}
+    assert read_arguments({**BASE, **sizes}).layout["dp"] == 4
+
+
+def test_replicas_that_the_batch_cannot_feed_are_not_taken() -> None:
+    found = read_arguments({**BASE, "world-size": 8, "global-batch-size": 4})
+    assert found.layout["dp"] == 1
+    assert any("8 replicas" in warning for warning in found.warnings)
+
+
+@pytest.mark.parametrize(
+    ("options", "policies"),
+    [
+        ({"recompute-granularity": "selective"}, ("core_attn",)),
+        (
+            {"recompute-granularity": "selective", "recompute-modules": "[moe_act layernorm]"},
+            ("moe_act+layernorm",),
+        ),
+        ({"recompute-granularity": "full"}, ("full",)),
+        ({"recompute-granularity": "full", "recompute-num-layers": 3}, ("uniform:3",)),
+        (
+            {
+                "recompute-granularity": "full",
+                "recompute-method": "block",
+                "recompute-num-layers": 2,
+            },
+            ("block:2",),
+        ),
+    ],
+)
+def test_recompute_options_become_a_policy(
+    options: dict[str, Any], policies: tuple[str, ...]
+) -> None:
+    assert read_arguments({**BASE, **options}).policies == policies
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"num-layers-per-virtual-pipeline-stage": 1}, {"vpp": 3}),
+        ({"num-virtual-stages-per-pipeline-rank": 3}, {"vpp": 3}),
+        ({"decoder-first-pipeline-num-layers": 2, "decoder-last-pipeline-num-layers": 2},
+         {"layers_per_stage": (2, 4, 4, 2)}),
+        ({"pipeline-model-parallel-layout": "Et*2|(t*3|)*3tL", "num-layers": 12},
+         {"layers_per_stage": (2, 3, 3, 3, 1)}),
+    ],
+)  # fmt: skip
+def test_pipeline_splits(options: dict[str, Any], expected: dict[str, Any]) -> None:
+    stages = len(expected.get("layers_per_stage", range(4)))
+    found = read_arguments({**BASE, "pipeline-model-parallel-size": stages, **options})
+    assert expected.items() <= found.layout.items()
+
+
+def test_embedding_and_loss_counted_as_layers() -> None:
+    options = {
+        "pipeline-model-parallel-size": 4,
+        "num-layers": 14,
+        "account-for-embedding-in-pipeline-split": True,
+        "account-for-loss-in-pipeline-split": True,
+    }
+    assert read_arguments({**BASE, **options}).layout["layers_per_stage"] == (3, 4, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "dense"), [("([0]*3+[1]*9)", 3), ("2", 6), ("[0,1,1]*4", 4)]
+)
+def test_moe_layer_frequency(text: str, dense: int) -> None:
+    options = {"num-experts": 8, "moe-layer-freq": text}
+    assert read_arguments({**BASE, **options}).model["mlp_pattern"].count("dense") == dense
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hybrid-layer-pattern": "M*M"},
+        {"decoder-seq-length": 128},
+        {"hidden-size": "wide"},
+        {"num-layers": -1},
+        {"num-experts": 8, "moe-layer-freq": "([0]*3)"},
+        {"num-experts": 8, "moe-layer-freq": "__import__('os')"},
+        {"world-size": 7, "tensor-model-parallel-size": 2},
+        {"pipeline-model-parallel-size": 4, "pipeline-model-parallel-layout": "Etttt|L"},
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_a_way_out(options: dict[str, Any]) -> None:
+    with pytest.raises(SpecError) as caught:
+        read_arguments({**BASE, **options})
+    assert caught.value.hint
+
+
+def test_dashes_and_underscores_read_the_same() -> None:
+    spelled = {f"--{key.replace('-', '_')}": value for key, value in BASE.items()}
+    assert read_arguments(spelled) == read_arguments(BASE)
+    assert is_arguments(BASE) and not is_arguments({"hidden_size": 768, "model_type": "gpt2"})
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([
+            "num-layers", "swiglu", "moe-layer-freq", "num-experts", "world-size",
+            "pipeline-model-parallel-size", "num-query-groups", "group-query-attention",
+            "recompute-granularity", "recompute-num-layers", "hidden-dropout", "fp8-format",
+            "pipeline-model-parallel-layout", "recompute-modules", "optimizer",
+        ]),
+        st.one_of(st.integers(-3, 10**9), st.text(max_size=12), st.booleans(), st.none(),
+                  st.floats(allow_nan=True), st.lists(st.text(max_size=3), max_size=3)),
+    )
+)  # fmt: skip
+@settings(max_examples=300, deadline=None)
+def test_nothing_but_an_answer_or_a_spec_error(options: dict[str, Any]) -> None:
+    try:
+        read_arguments({**BASE, **options})
+    except SpecError as error:
+        assert str(error)

@@ -1,0 +1,148 @@
+"""The highest moment of a step: which it is, and that it obeys the schedule that runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actcalc.memory.placement import plain_moments
+from actcalc.memory.report import Evaluation, MemoryReport, memory_run
+from actcalc.memory.schedule import moments
+from actcalc.specs.run import load_run
+
+
+def report(name: str, **changes: Any) -> MemoryReport:
+    return memory_run(load_run(name, **changes))
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 40])
+def test_one_forward_one_backward_holds_min_of_depth_and_batches(count: int) -> None:
+    result = report(
+        "gpt3-175b", layout={"tp": 8, "pp": 8}, workload={"global_batch": count}
+    )
+    assert [s.in_flight for s in result.stages] == [min(8 - r, count) for r in range(8)]
+
+
+@pytest.mark.parametrize(("pp", "vpp"), [(2, 1), (8, 1), (8, 3), (8, 12), (4, 2)])
+def test_first_stage_holds_the_paper_s_formula(pp: int, vpp: int) -> None:
+    """L·sbh(34/t)·(1 + (p-1)/(p·v)): Korthikanti et al. 2022, section 4.2.3 and equation 5."""
+    layout = {"tp": 8, "sp": True, "pp": pp, "vpp": vpp}
+    result = report(
+        "gpt3-175b", layout=layout, workload={"global_batch": 64}, policies=("selective",)
+    )
+    s, h, layers, t = 2048, 12288, 96, 8
+    expected = layers * s * h * 34 // t
+    if vpp > 1:
+        assert result.stages[0].layers_activations_bytes * pp * vpp == expected * (
+            pp * vpp + pp - 1
+        )
+    else:
+        assert result.stages[0].layers_activations_bytes == expected
+
+
+@given(st.integers(1, 9), st.integers(1, 24), st.sampled_from(["1f1b", "gpipe"]), st.data())
+@settings(max_examples=60, deadline=None)
+def test_plain_orders_agree_with_the_schedules(
+    pp: int, count: int, schedule: str, data: st.DataObject
+) -> None:
+    stage = data.draw(st.integers(0, pp - 1))
+    simulated = {
+        (m.kind, m.held.total) for m in moments(schedule, pp, count, stage=stage)
+    }
+    plain = set(plain_moments(schedule, pp, count, stage))
+    assert {max(n for k, n in plain if k == kind) for kind in "FB"} == {
+        max(n for k, n in simulated if k == kind) for kind in "FB"
+    }
+    assert plain <= simulated
+
+
+def test_full_recompute_of_the_last_stage_peaks_in_the_loss() -> None:
+    result = report("llama-3-8b", policies=("full",), workload={"seq": 8192})
+    assert "logits" in result.stages[0].peak_at
+
+
+def test_full_recompute_of_a_first_stage_peaks_while_a_layer_re_runs() -> None:
+    result = report("gpt3-175b", layout={"tp": 8, "pp": 8, "sp": True}, policies=("full",))
+    assert result.stages[0].peak_at == "in backward of layer 11: re-running one whole layer"
+
+
+def test_re_running_needs_at_least_what_the_layer_saves() -> None:
+    """Transient of full recomputation: all that one layer keeps without it."""
+    layout = {"tp": 8, "pp": 8, "sp": True}
+    none = Evaluation(load_run("gpt3-175b", layout=layout))
+    full = Evaluation(load_run("gpt3-175b", layout=layout, policies=("full-sharded",)))
+    layer = none.parts(range(0, 12))[1]
+    again = full.parts(range(0, 12))[1]
+    assert again.backward >= layer.stored > again.stored
+
+
+def test_segments_trade_stored_inputs_for_working_memory() -> None:
+    """Larger groups store fewer inputs and re-run more at once."""
+    layout = {"tp": 8, "sp": True, "pp": 8}
+    found = [
+        report("gpt3-175b", layout=layout, policies=(f"uniform:{n}",)).stages[0]
+        for n in (1, 2, 4, 12)
+    ]
+    stored = [stage.layers_activations_bytes for stage in found]
+    transient = [stage.transient_bytes for stage in found]
+    assert stored == sorted(stored, reverse=True) and len(set(stored)) == 4
+    assert transient == sorted(transient) and len(set(transient)) == 4
+
+
+@pytest.mark.parametrize(("loss", "kept"), [("chunked", 5), ("fused", 8)])
+def test_the_loss_in_parts_lowers_the_peak(loss: str, kept: int) -> None:
+    """With gradients accumulated over micro-batches, so that the loss is the highest moment."""
+    run = {"policies": ("full",), "workload": {"global_batch": 4}}
+    whole = report("llama-3-8b", **run)
+    parts = report("llama-3-8b", **run, training={"loss": loss})
+    logits = 8192 * 128256
+    assert "logits" in whole.peak_at
+    assert whole.peak_bytes - parts.peak_bytes > kept * logits
+
+
+def test_gathered_layers_of_fsdp_are_a_line_of_their_own() -> None:
+    result = report("llama-3-8b", layout={"dp": 8, "zero": 3})
+    lines = {line.name: line.bytes for line in result.stages[0].buffers}
+    layer = 218_112_000
+    table = 128256 * 4096
+    assert lines["gathered weights"] >= 2 * (layer + table)
+    ahead = report("llama-3-8b", layout={"dp": 8, "zero": 3}, training={"prefetch": False})
+    less = {line.name: line.bytes for line in ahead.stages[0].buffers}
+    assert less["gathered weights"] < lines["gathered weights"]
+
+
+@given(
+    st.sampled_from(["gpt3-175b", "llama-3.1-70b", "mixtral-8x7b"]),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from(["none", "selective", "full", "uniform:2", "block:3"]),
+)
+@settings(max_examples=25, deadline=None)
+def test_parts_add_up_to_the_total(name: str, pp: int, dp: int, policy: str) -> None:
+    layout = {"tp": 4, "sp": True, "pp": pp, "dp": dp, "zero": 1}
+    result = report(name, layout=layout, policies=(policy,), framework="megatron")
+    for stage in result.stages:
+        parts = (
+            stage.weights_bytes + stage.gradients_bytes + stage.optimizer_bytes
+            + stage.activations_bytes + stage.transient_bytes + stage.buffers_bytes
+            - stage.gradients_absent_bytes
+        )  # fmt: skip
+        assert parts == stage.peak_bytes
+        assert stage.peak_bytes >= stage.static_bytes
+        assert min(stage.activations_bytes, stage.transient_bytes) >= 0
+    assert sum(s.layers for s in result.stages) == result.model["layers"]
+    assert result.peak_bytes == max(s.peak_bytes for s in result.stages)
+
+
+def test_context_is_outside_the_allocator_and_only_with_a_device() -> None:
+    layout = {"tp": 8, "pp": 8, "sp": True}
+    bare = report("gpt3-175b", layout=layout)
+    on = report("gpt3-175b", layout=layout, device="h100-80gb")
+    assert {s.overhead_bytes for s in bare.stages} == {0}
+    assert bare.fits is None and on.fits is False
+    for stage in on.stages:
+        assert stage.total_bytes == stage.peak_bytes + stage.overhead_bytes > stage.peak_bytes
+        assert stage.margin_bytes == on.device["memory_bytes"] - stage.total_bytes

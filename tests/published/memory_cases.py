@@ -1,0 +1,358 @@
+"""Published memory measurements as runs: which figure of a prediction each one is beside.
+
+Nothing here is fitted. A case whose configuration is not known, or that names layers this product
+does not describe, is left out with its reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from actcalc.errors import SpecError
+from actcalc.io.megatron import read_arguments
+from actcalc.memory.report import MemoryReport, memory_run
+from actcalc.specs.run import Run, Source, resolve, source
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+DEVICES = {
+    "H100": "h100-80gb",
+    "A100": "a100-80gb",
+    "GB200": "gb200",
+    "H200": "h200",
+    "V100": "v100-16gb",
+}
+BIG = 10e9
+
+# Why a prediction is far off; shown beside the figures, never used in them.
+CAUSES = {
+    "moe/gpt3_mcore_te_tp2_pp2_ep4_etp1_resume_torch_dist_attn_cudagraph": (
+        "CUDA graphs hold attention's activations in static pools that micro-batches share"
+    ),
+    "scoped_cudagraph": "CUDA graphs keep private memory pools",
+    "reruns_resume_check_grads": (
+        "peak equals resident: the run stops after the first optimizer step"
+    ),
+    "multi_dist_optimizer_instances": "communication buffers between the optimizer's instances",
+    "dist_muon": "the layer-wise optimizer gives whole layers to ranks, not equal shares",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measurement beside its prediction, in bytes; ``left_out`` says why there is none."""
+
+    name: str
+    metric: str
+    measured: float
+    predicted: float = 0.0
+    resident_measured: float = 0.0
+    resident_predicted: float = 0.0
+    where: str = ""
+    left_out: str = ""
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def cause(self) -> str:
+        """What is known about a large error."""
+        return next((text for part, text in CAUSES.items() if part in self.name), "")
+
+
+def _device(text: str) -> str | None:
+    found = [name for word, name in DEVICES.items() if f" {word}" in f" {text}"]
+    return found[-1] if found else None
+
+
+def _read(name: str) -> Any:
+    return json.loads((DATA / name).read_text(encoding="utf-8"))
+
+
+def ci_arguments(case: dict[str, Any]) -> dict[str, Any]:
+    """Megatron's arguments of a case, with world and vocabulary size as the case knows them."""
+    arguments = dict(case["megatron_args"])
+    if case["gpus"]:
+        arguments.setdefault("world-size", case["gpus"])
+    words = str(case["vocab"]).split()
+    if words and words[0].isdigit():
+        arguments.setdefault("vocab-size", int(words[0]))
+    if case["family"] == "bert":
+        arguments["model-family"] = "bert"
+    return arguments
+
+
+def ci_run(case: dict[str, Any]) -> Run:
+    """The run of one continuous-integration case; ``SpecError`` for layers not described."""
+    found = read_arguments(ci_arguments(case), case["id"])
+    origin = Source(
+        name=case["id"],
+        model={"name": "ci", **found.model},
+        layout=found.layout,
+        workload=found.workload,
+        training=found.training,
+        framework=found.framework,
+        policies=found.policies,
+        warnings=found.warnings,
+    )
+    return resolve(origin, device=_device(case["device"]))
+
+
+def ci_cases() -> Iterator[Case]:
+    """Every case of Megatron's continuous integration: the last stage of its run."""
+    for case in _read("megatron_ci_memory.json")["cases"]:
+        name = case["id"].removeprefix("mlm-golden/")
+        values = {row["what"]: row["value"] for row in case["measured"]}
+        peak = next((v for k, v in values.items() if "max_memory_allocated" in k), 0.0)
+        resident = next((v for k, v in values.items() if "cuda memory_allocated" in k), 0.0)
+        unknown = []
+        if not case["gpus"]:
+            unknown.append("number of GPUs")
+        if not str(case["vocab"]).split()[0].isdigit():
+            unknown.append("vocabulary")
+        try:
+            stage = memory_run(ci_run(case)).stages[-1]
+        except SpecError as error:
+            yield Case(name, "allocated", peak, left_out=str(error).partition(": ")[2])
+            continue
+        if unknown:
+            yield Case(name, "allocated", peak, left_out=f"{' and '.join(unknown)} not published")
+            continue
+        yield Case(
+            name=name,
+            metric="allocated",
+            measured=peak,
+            predicted=stage.peak_bytes,
+            resident_measured=resident,
+            resident_predicted=stage.static_bytes,
+            where=stage.peak_at,
+        )
+
+
+def published_cases() -> Iterator[Case]:
+    """Published measurements with a configuration complete enough to judge by."""
+    for record in _read("measured_memory.json")["records"]:
+        yield _published(record)
+
+
+def _published(record: dict[str, Any]) -> Case:
+    row = next(m for m in record["measured"] if "mem" in m["what"].lower())
+    unit = str(row["unit"])
+    scale = 2**30 if unit.startswith("GiB") else 2**20 if "MiB" in unit else 1e9
+    measured = float(row["value"]) * scale
+    name = record["id"]
+    kind = name.split("/")[0]
+    try:
+        if kind == "stas":
+            return _coefficient(record, row)
+        run, metric = _RUNS[kind](record)
+    except SpecError as error:
+        return Case(name, "", measured, left_out=str(error))
+    except KeyError as error:
+        return Case(name, "", measured, left_out=f"no rule for {error}")
+    report = memory_run(run)
+    stage = max(report.stages, key=lambda s: s.total_bytes)
+    if metric == "activations":
+        return Case(name, metric, measured, float(stage.activations_bytes), where="after forward")
+    predicted = stage.total_bytes if metric.startswith("device") else stage.peak_bytes
+    return Case(name, metric, measured, float(predicted), where=stage.peak_at)
+
+
+def _fields(record: dict[str, Any]) -> dict[str, Any]:
+    model = record["model"]
+    found = {
+        "layers": model["layers"],
+        "hidden": model["hidden"],
+        "heads": model["heads"],
+        "kv_heads": model.get("kv_heads") or model["heads"],
+        "ffn": model["ffn"],
+    }
+    if found["heads"] is None:
+        raise SpecError("number of heads not published")
+    return found
+
+
+def _llama(record: dict[str, Any], framework: str) -> Source:
+    origin = source("llama-3-8b")
+    fields = {
+        **origin.model,
+        **_fields(record),
+        "name": record["id"],
+        "vocab": record["model"]["vocab"],
+        "tied": record["model"]["tied"],
+    }
+    return Source(name=record["id"], model=fields, framework=framework)
+
+
+def _titan(record: dict[str, Any]) -> tuple[Run, str]:
+    """torchtitan: FSDP2 over fp32 shards, what the allocator has reserved."""
+    layout, train = record["layout"], record["train"]
+    recompute = record["recompute"]
+    if "selective" in recompute:
+        raise SpecError("recomputation by a list of single ops (every other matmul is kept)")
+    if layout["pp"] > 1:
+        raise SpecError("number of pipeline micro-batches not published")
+    split = layout["tp"] > 1 or layout["cp"] > 1
+    plan = {
+        "tp": layout["tp"], "cp": layout["cp"], "dp": layout["dp"] or 1, "zero": 3,
+        "sp": bool(layout["sp"]),
+    }  # fmt: skip
+    run = resolve(
+        _llama(record, "megatron" if split else "transformers"),
+        layout=plan,
+        workload={
+            "seq": train["seq"], "micro_batch": train["micro_batch"], "attention": "flash",
+            "fp8": "fp8" in train["precision"],
+        },
+        training={"recipe": "fsdp", "loss": "full"},
+        policies=("full" if "full" in recompute else "none",),
+        device="h200" if record["device"] == "H200" else "h100-80gb",
+    )  # fmt: skip
+    return run, "reserved"
+
+
+def _torchao(record: dict[str, Any]) -> tuple[Run, str]:
+    """torchao on torchtitan's Llama 3 8B: every second layer, or all, re-run."""
+    train, layout = record["train"], record["layout"]
+    run = resolve(
+        _llama(record, "transformers"),
+        layout={"dp": layout["dp"], "zero": 3},
+        workload={"seq": train["seq"], "micro_batch": train["micro_batch"], "attention": "flash"},
+        training={"recipe": "fsdp"},
+        policies=("full" if "full" in record["recompute"] else "every:2",),
+        device="h100-80gb",
+    )
+    return run, "reserved"
+
+
+def _bloom(record: dict[str, Any]) -> tuple[Run, str]:
+    """Megatron-DeepSpeed: fp16 or bf16 states, ZeRO 1, full recomputation of every layer."""
+    layout, train = record["layout"], record["train"]
+    model = {
+        "name": record["id"], "family": "gpt", **_fields(record), "vocab": 250_680, "tied": True,
+        "position": "alibi", "embedding_norm": True,
+    }  # fmt: skip
+    half = "bf16" if train["precision"].startswith("bf16") else "fp16"
+    run = resolve(
+        Source(name=record["id"], model=model, framework="paper"),
+        layout={"tp": layout["tp"], "pp": layout["pp"], "dp": layout["dp"], "zero": 1},
+        workload={
+            "seq": train["seq"], "micro_batch": train["micro_batch"], "precision": half,
+            "global_batch": train["global_batch"],
+            "kernels": {"make_vocab_size_divisible_by": 128},
+        },
+        training={"recipe": "deepspeed" if half == "bf16" else "mixed"},
+        policies=("full",),
+        device="a100-80gb",
+    )  # fmt: skip
+    return run, "device"
+
+
+def _bridge(record: dict[str, Any]) -> tuple[Run, str]:
+    """Megatron-Bridge fine-tuning of Llama 3 70B in fp8."""
+    layout, train = record["layout"], record["train"]
+    policy = record["recompute"].split("modules=")[1]
+    run = resolve(
+        _llama(record, "megatron"),
+        layout={k: layout[k] for k in ("tp", "sp", "pp", "vpp", "dp")} | {"zero": 1},
+        workload={
+            "seq": train["seq"], "micro_batch": train["micro_batch"], "precision": "fp8",
+            "global_batch": train["global_batch"], "attention": "flash",
+        },
+        # Megatron-Bridge mixed_precision.py, bf16_with_fp8_current_scaling_mixed
+        training={"fp8_weights": True},
+        policies=(policy,),
+        device="h100-80gb",
+    )  # fmt: skip
+    return run, "allocated"
+
+
+def _torchtune(record: dict[str, Any]) -> tuple[Run, str]:
+    """torchtune on one GPU, bf16 throughout: active bytes."""
+    step = record["id"].split("/")[-1]
+    if step == "baseline":
+        raise SpecError("padded data of unknown length")
+    if step in ("+optimizer in backward", "+8-bit AdamW", "LoRA", "QLoRA"):
+        raise SpecError("the optimizer steps inside backward, or checkpointing is not stated")
+    train = record["train"]
+    run = resolve(
+        _llama(record, "transformers"),
+        workload={"seq": train["seq"], "micro_batch": train["micro_batch"], "attention": "flash"},
+        training={"loss": "chunked"},
+        device="a100-80gb",
+    )
+    return run, "active"
+
+
+def _bert(record: dict[str, Any]) -> tuple[Run, str]:
+    """transformers' BERT-large on one V100: what the whole device holds."""
+    train = record["train"]
+    amp = "AMP" in train["precision"]
+    names = {"AdamW": "adamw", "Adafactor": "adafactor", "8-bit Adam": "adam8bit"}
+    run = resolve(
+        source("bert-large"),
+        model={"head": "classifier", "labels": 2, "tied": True},
+        workload={
+            "seq": train["seq"], "micro_batch": train["micro_batch"], "attention": "eager",
+            "precision": "amp-fp16" if amp else "fp32", "global_batch": train["global_batch"],
+        },
+        training={"optimizer": names[train["optimizer"]]},
+        policies=("full" if "full" in record["recompute"] else "none",),
+        framework="transformers",
+        device="v100-16gb",
+    )  # fmt: skip
+    return run, "device"
+
+
+def _lomo(record: dict[str, Any]) -> tuple[Run, str]:
+    train = record["train"]
+    run = resolve(
+        source("llama-2-7b"),
+        workload={
+            "seq": train["seq"], "micro_batch": train["micro_batch"], "attention": "eager",
+        },
+        framework="transformers",
+    )  # fmt: skip
+    return run, "activations"
+
+
+def _coefficient(record: dict[str, Any], row: dict[str, Any]) -> Case:
+    """Bytes one layer keeps over b·s·h·2, in units of its hidden states."""
+    presets = {"Qwen/Qwen3-4B": "qwen3-4b", "google/gemma-1.1-2b-it": "gemma-2b"}
+    presets["deepseek-ai/DeepSeek-R1-0528-Qwen3-8B"] = "qwen3-8b"
+    name = presets[record["model"]["name"]]
+    train = record["train"]
+    run = resolve(
+        source(name),
+        workload={"seq": train["seq"], "micro_batch": 1, "attention": "sdpa"},
+        framework="transformers",
+    )
+    stage = memory_run(run).stages[0]
+    hidden = run.workload.tokens * run.model.hidden * 2
+    # The measurement holds the layer's output, which is the next layer's stored input.
+    per_layer = stage.layers_activations_bytes / run.model.layers + hidden
+    return Case(
+        record["id"], "one layer, in hidden states", float(row["value"]), per_layer / hidden
+    )
+
+
+_RUNS = {
+    "titan": _titan,
+    "titan-773": _titan,
+    "ao-f8nc": _torchao,
+    "bloom": _bloom,
+    "bridge-rc": _bridge,
+    "torchtune": _torchtune,
+    "hf-bertlarge": _bert,
+    "lomo": _lomo,
+}
+
+
+def report_of(case: dict[str, Any]) -> MemoryReport:
+    """The whole report of one continuous-integration case."""
+    return memory_run(ci_run(case))

@@ -1,0 +1,57 @@
+"""Predicted memory beside measured: Megatron's continuous integration and published runs."""
+
+from __future__ import annotations
+
+from functools import cache
+from statistics import median
+
+from tests.published.memory_cases import BIG, Case, ci_cases, published_cases
+
+
+@cache
+def judged() -> tuple[Case, ...]:
+    return tuple(case for case in ci_cases() if not case.left_out)
+
+
+def test_every_case_is_judged_or_left_out_for_a_reason() -> None:
+    every = tuple(ci_cases())
+    assert len(every) == 201
+    assert len(judged()) >= 170
+    reasons = {case.left_out for case in every if case.left_out}
+    assert all("Mamba" in r or "T5" in r or "not published" in r for r in reasons)
+
+
+def test_peak_of_large_runs() -> None:
+    errors = {case.name: case.error for case in judged() if case.measured > BIG}
+    assert len(errors) >= 7
+    assert median(map(abs, errors.values())) <= 0.05
+
+
+def test_no_large_run_is_far_off_without_its_cause() -> None:
+    far = [c for c in judged() if c.measured > BIG and abs(c.error) > 0.15]
+    assert [c.name for c in far if not c.cause] == []
+
+
+def test_small_runs_are_within_absolute_bounds() -> None:
+    small = [c for c in judged() if 0 < c.measured <= BIG]
+    assert len(small) >= 160
+    assert [c.name for c in small if abs(c.predicted - c.measured) > 0.7e9] == []
+
+
+def test_resident_states() -> None:
+    known = [c for c in judged() if c.resident_measured]
+    off = [
+        case.name
+        for case in known
+        if abs(case.resident_predicted - case.resident_measured)
+        > 0.05 * case.resident_measured + 0.3e9
+    ]
+    assert [name for name in off if not any(c.cause for c in known if c.name == name)] == []
+
+
+def test_published_allocations() -> None:
+    """Reserved and whole-device figures lie above what a run allocates, never far below it."""
+    found = [case for case in published_cases() if not case.left_out]
+    assert len(found) >= 30
+    assert median(case.error for case in found) < 0
+    assert [c.name for c in found if not -0.5 < c.error < 0.16] == []
