@@ -100,14 +100,15 @@ def read_arguments(data: Mapping[str, Any], name: str = "run") -> Arguments:
     model = _model(o, warnings)
     layout = _layout(o, model, warnings)
     training, framework = _training(o), _framework(o)
-    if "shards" in training:
-        # Each instance of the distributed optimizer shards over its part of the replicas.
-        ranks = layout.get("dp", 1) * layout["cp"]
-        training["shards"] = max(1, ranks // training["shards"])
+    workload = _workload(o, layout, framework)
+    if o.flag("defer-embedding-wgrad-compute"):
+        training["deferred_head"] = o.number("wgrad-deferral-limit", 0) or max(
+            1, workload.get("global_batch", 1) // (workload["micro_batch"] * layout.get("dp", 1))
+        )
     return Arguments(
         model=model,
         layout=layout,
-        workload=_workload(o, layout, framework),
+        workload=workload,
         training=training,
         framework=framework,
         policies=_policies(o),
@@ -454,12 +455,23 @@ def _training(o: _Options) -> dict[str, Any]:
         "fp8_weights": o.flag("fp8-param-gather"),
         "persistent_buffers": o.flag("fsdp-double-buffer"),
     }
-    instances = o.number("num-distributed-optimizer-instances", 1)
-    if instances > 1:
-        training["shards"] = instances  # turned into ranks once the replicas are known
+    training["instances"] = max(1, o.number("num-distributed-optimizer-instances", 1))
+    if o.flag("use-precision-aware-optimizer"):
+        sizes = [_itemsize(o, "exp-avg-dtype"), _itemsize(o, "exp-avg-sq-dtype")]
+        training["moments_bytes"] = sum(sizes)
+        training["master_bytes"] = _itemsize(o, "main-params-dtype")
     if o.flag("optimizer-cpu-offload"):
         training["offload"] = "optimizer"
     return training
+
+
+def _itemsize(o: _Options, name: str) -> int:
+    """Bytes of an element type that an option names; fp32 by default."""
+    sizes = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+    word = o.text(name, "fp32")
+    if word not in sizes:
+        raise SpecError(f"{name} is {word!r}", "use one of " + ", ".join(sizes))
+    return sizes[word]
 
 
 def _policies(o: _Options) -> tuple[str, ...]:

@@ -69,9 +69,9 @@ def parse_yaml(text: str, where: str) -> Any:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        line = f" at line {mark.line + 1}" if mark is not None else ""
+        where_in = f" at line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or "it is not YAML"
-        raise SpecError(f"{where}: {problem}{line}", "check the YAML syntax") from error
+        raise SpecError(f"{where}: {problem}{where_in}", "check the YAML syntax") from error
     except RecursionError as error:
         raise SpecError(f"{where}: nested too deeply", "flatten it") from error
     except (ValueError, OverflowError) as error:

@@ -11,6 +11,7 @@ from functools import cache
 from math import prod
 from typing import NamedTuple
 
+from actcalc.layers.algebra import ONE, symbol
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.states import Recipe, States, replicas
 from actcalc.memory.timeline import Part
@@ -56,6 +57,7 @@ def buffers(
     found = [
         *_workspaces(model, training, device, parts),
         *_gather(model, head=head),
+        *_deferred(model, training, head=head),
         *_data_parallel(model, training, rules, parts, held),
     ]
     if device is not None:
@@ -135,6 +137,21 @@ def _gather(model: ModelGraph, *, head: bool) -> list[Buffer]:
     return [Buffer("gathered sequence", size, True, True, "Megatron's global memory buffer")]
 
 
+def _deferred(model: ModelGraph, training: Training, *, head: bool) -> list[Buffer]:
+    """Logit gradients and head inputs of micro-batches whose weight gradient is put off.
+
+    ``tensor_parallel/layers.py`` appends them to grad_output_buffer and
+    embedding_activation_buffer until the end of the step.
+    """
+    if not head or not training.deferred_head:
+        return []
+    context = model.context
+    width = symbol("v") / context.t + context.h / (context.t if context.layout.sp else ONE)
+    size = int((context.tokens * width * context.act.itemsize).value(model.sizes))
+    about = f"of {training.deferred_head} micro-batches, for the head's weight gradient"
+    return [Buffer("deferred logits", size * training.deferred_head, False, True, about)]
+
+
 def _data_parallel(
     model: ModelGraph, training: Training, rules: Recipe, parts: Sequence[Part], held: States
 ) -> list[Buffer]:
@@ -209,6 +226,6 @@ def _outside(model: ModelGraph, device: Device) -> list[Buffer]:
         Buffer("device context", context, True, False, "CUDA context and loaded kernels"),
         Buffer(
             "communicators", groups * sizes["communicator"], True, False,
-            f"NCCL, {groups} process groups",
+            "NCCL, 1 process group" if groups == 1 else f"NCCL, {groups} process groups",
         ),
     ]  # fmt: skip

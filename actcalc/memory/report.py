@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from actcalc.errors import SpecError
 from actcalc.layers.context import whole
 from actcalc.layers.model import ModelGraph, model_graph, parameters
 from actcalc.memory.buffers import Buffer, buffers
@@ -74,7 +75,7 @@ class StageFigure:
     """Stored activations of all micro-batches in flight: the most that is held, or, where backward
     has freed some of it by the highest moment, what is left then."""
     layers_activations_bytes: int
-    """Part of it that transformer layers store."""
+    """What transformer layers store of all micro-batches in flight, at most."""
     transient_bytes: int
     """What the highest moment holds beyond all that is listed here: working set and re-run."""
     gradients_absent_bytes: int
@@ -203,10 +204,8 @@ class Evaluation:
         for graph in ends:
             total = total + parameters_of(self.graph, graph, self.run.training, seen)
         for chunk in chunks:
-            for part in self.parts(chunk):
-                if part.first >= 0:
-                    for _ in range(part.count):
-                        total = total + part.parameters
+            for layer in chunk:
+                total = total + self.timeline.layer_parameters(layer, seen)
         return total
 
     def figure(self, stage: int) -> StageFigure:
@@ -214,8 +213,10 @@ class Evaluation:
         run, chunks = self.run, self.places[stage]
         first, last = placed(chunks, run.model.depth)
         count = self.parameters(stage)
-        held = states(self.graph, run.training, count)
         parts = [part for chunk in chunks for part in self.parts(chunk)]
+        held = states(self.graph, run.training, count)
+        if run.training.step_in_backward:
+            held = self._stepped(held, parts)
         found = buffers(self.graph, run.training, self.rules, run.device, parts, held, head=last)
         peak, most, in_flight, layers_stored = self._peak(stage, held)
         shared = self._shared(chunks)
@@ -231,7 +232,7 @@ class Evaluation:
         if optimizer > allocated:
             allocated, where = optimizer, "in the optimizer step"
             total = allocated + outside
-            transient = allocated - held.total - inside - activations + peak.gradients_absent
+            transient = allocated - held.total - inside - activations
         if transient < 0:
             # backward has freed part of what was stored before the highest moment came
             activations, transient = activations + transient, 0
@@ -262,6 +263,15 @@ class Evaluation:
             fits=None if usable is None else total <= usable,
             margin_bytes=None if usable is None else usable - total,
         )
+
+    def _stepped(self, held: States, parts: Sequence[Part]) -> States:
+        """States whose gradients are those of one part at a time, and never all of them."""
+        largest = max(
+            (states(self.graph, self.run.training, p.parameters).gradients // max(1, p.layers)
+             for p in parts),
+            default=0,
+        )  # fmt: skip
+        return replace(held, gradients=min(held.gradients, largest))
 
     def _optimizer_step(self, held: States) -> int:
         """Temporaries of the optimizer step: one more moment where it is not fused."""
@@ -313,7 +323,8 @@ class Evaluation:
         trained = sum(
             group.trained for group in (self.parameters(stage).dense, self.parameters(stage).expert)
         )
-        persistent = self.rules.persistent or self.count > 1
+        stepped = self.run.training.step_in_backward
+        persistent = self.rules.persistent or self.count > 1 or stepped
         gradient = held.gradients / trained if trained else 0.0
         moments = [
             chunk_moments(self.parts(chunk), gradient, persistent=persistent) for chunk in chunks
@@ -323,7 +334,7 @@ class Evaluation:
             for chunk in chunks
         ]
         absent_forward = 0 if persistent else held.gradients
-        best = Peak(-1, 0, 0, "")
+        best = Peak(-1, 0, held.gradients, "")
         most, flight, stored_layers = 0, 0, 0
         for kind, chunk, activations, stashes in self._moments(stage):
             counts = [a + w for a, w in zip(activations, stashes, strict=True)]
@@ -380,6 +391,11 @@ def memory_run(run: Run, *, limits: Sequence[str] = ()) -> MemoryReport:
     """
     from actcalc.memory.limits import find_limits
 
+    if run.training.shards is not None and not run.layout.zero:
+        raise SpecError(
+            f"shards {run.training.shards} changes nothing: zero is 0, nothing is sharded",
+            "add --zero 1, 2 or 3, or drop --shards",
+        )
     work = Evaluation(run)
     figures = tuple(work.figure(stage) for stage in range(run.layout.pp))
     top = max(figures, key=lambda figure: figure.total_bytes)

@@ -87,6 +87,9 @@ class Group(NamedTuple):
     """Elements of Adafactor's row and column statistics."""
     small: int
     """Elements of ``trained`` in tensors too small for 8-bit moments."""
+    packed: int
+    """Those of ``frozen`` in hidden matrices, which quantisation packs (embeddings and norms keep
+    their type)."""
 
     def __add__(self, other: object) -> Group:
         if not isinstance(other, Group):
@@ -99,7 +102,7 @@ class Group(NamedTuple):
         return self.trained + self.frozen
 
 
-NO_GROUP = Group(0, 0, 0, 0, 0)
+NO_GROUP = Group(0, 0, 0, 0, 0, 0)
 
 
 class Parameters(NamedTuple):
@@ -149,7 +152,8 @@ def _group(
     count = int(weight.parameters.value(model.sizes))
     if training.lora_rank:
         added = _adapter(model, weight, shape, training, group) if hidden else 0
-        return Group(added, count, added, 2 * added, 0)
+        packed = count if hidden and len(shape) > 1 else 0
+        return Group(added, count, added, 2 * added, 0, packed)
     matrix = len(shape) >= 2
     factored = count
     if matrix:
@@ -161,6 +165,7 @@ def _group(
         matrices=count if matrix and hidden else 0,
         factored=factored,
         small=count if count < _SMALLEST_8BIT else 0,
+        packed=0,
     )
 
 
@@ -208,7 +213,7 @@ def replicas(layout: Layout, training: Training, *, expert: bool) -> int:
         ranks = max(1, ranks * layout.tp // (layout.ep * (layout.etp or layout.tp)))
     if training.shards is not None:
         ranks = min(ranks, training.shards)
-    return ranks
+    return max(1, ranks // training.instances)
 
 
 def states(model: ModelGraph, training: Training, parameters: Parameters) -> States:
@@ -221,7 +226,7 @@ def states(model: ModelGraph, training: Training, parameters: Parameters) -> Sta
         fp8 = model.context.workload.fp8_products
         weight = _weights(group, rules, training, fp8=fp8)
         gradient = group.trained * rules.gradient
-        master = group.trained * rules.master
+        master = group.trained * (training.master_bytes or rules.master)
         moments, one = _moments(group, rules, training)
         if training.optimizer == "none":
             gradient = master = 0
@@ -253,9 +258,10 @@ def _weights(group: Group, rules: Recipe, training: Training, *, fp8: bool) -> i
     Transformer Engine keeps the cast weight and its transpose for all micro-batches of a step
     (module/base.py get_weight_workspace); with fp8 weights these two are all there is.
     """
-    frozen = group.frozen * training.base_bits // 8 if training.lora_rank else 0
-    if training.lora_rank and training.base_bits == 16:
-        frozen = group.frozen * rules.weight
+    frozen = group.frozen * rules.weight
+    if training.base_bits != 16:
+        frozen += group.packed * training.base_bits // 8 - group.packed * rules.weight
+        frozen += _scales(group.packed, training.base_bits)
     trained = group.trained * rules.weight
     if fp8:
         trained = trained - (2 * group.matrices if training.fp8_weights else 0)
@@ -263,10 +269,23 @@ def _weights(group: Group, rules: Recipe, training: Training, *, fp8: bool) -> i
     return trained + frozen
 
 
+def _scales(count: int, bits: int) -> int:
+    """Scales of 4-bit weights: one byte for each 64, and fp32 for each 256 of those.
+
+    NF4 with double quantisation (Dettmers et al. 2023, section 3): 0.127 bits per weight.
+    """
+    if bits >= 8:
+        return 4 * -(-count // _BLOCK)
+    blocks = -(-count // 64)
+    return blocks + 4 * -(-blocks // 256)
+
+
 def _moments(group: Group, rules: Recipe, training: Training) -> tuple[int, int]:
     """Bytes of all optimizer moments, and of one."""
     count, size = group.trained, rules.moment
     kind = training.optimizer
+    if training.moments_bytes:
+        return training.moments_bytes * count, training.moments_bytes * count // 2
     if kind in ("adam", "adamw"):
         return 2 * size * count, size * count
     if kind == "adam8bit":

@@ -81,10 +81,13 @@ class Timeline:
         self.options = Options(
             gradient_fusion=training.gradient_fusion or kernels.get("layer") == "hub",
             gathers_to_buffer=frozenset(gathering),
+            loss_compiled=self.model.context.workload.kernels.cross_entropy_loss_fusion,
+            trains_all=not training.lora_rank,
             loss_in_place=kernels.get("layer") != "hub" and training.loss in ("auto", "fused"),
         )
         self._working: dict[tuple[int, str], Working] = {}
         self._parameters: dict[int, Parameters] = {}
+        self._scopes: dict[int, frozenset[str]] = {}
         self._shapes: dict[int, frozenset[tuple[int, ...]]] = {}
         self.last_layer = self.model.context.model.depth
 
@@ -94,6 +97,17 @@ class Timeline:
         if key not in self._parameters:
             self._parameters[key] = parameters_of(self.model, graph, self.training)
         return self._parameters[key]
+
+    def layer_parameters(self, layer: int, seen: set[str]) -> Parameters:
+        """Parameters of one layer on one rank, without tables (scopes) in ``seen``."""
+        graph = self.stages.graph(layer)
+        key = id(graph)
+        if key not in self._scopes:
+            self._scopes[key] = frozenset(w.scope for w in graph.weights if w.scope)
+        scopes = self._scopes[key]
+        if not scopes:
+            return self.parameters(graph)
+        return parameters_of(self.model, graph, self.training, seen)
 
     def shapes(self, graph: Graph) -> frozenset[tuple[int, ...]]:
         """Shapes of the weights of matrix products in one graph, on one rank (cached)."""
@@ -227,16 +241,22 @@ class Timeline:
         """Stored, forward and backward bytes of the head where the loss works in parts.
 
         A chunked loss still keeps every logit's log-probability, and shrinks what it makes on the
-        way; a fused one keeps no logit at all and runs the head again for each part.
+        way; a compiled one keeps the logits instead; a fused one keeps no logit at all and runs
+        the head again for each part.
         """
-        how = self.training.loss
-        if how not in ("chunked", "fused"):
+        how, compiled = self.training.loss, self.training.compiled_loss
+        if how not in ("chunked", "fused") and not compiled:
             return stored, forward, backward
         names = [n for n, t in graph.tensors.items() if any("v" in d.symbols() for d in t.shape)]
         kept = set(graph.saved)
         saved = sum(self._size(graph, name) for name in names if name in kept)
         logits = sum(self._size(graph, name) for name in names if name not in kept)
         parts = self.training.loss_chunks
+        if compiled and how != "fused":
+            # kept: logits instead of log-probabilities; made: their gradient, of the same type
+            kept_now = stored - saved + logits
+            made = -(-logits // parts) if how == "chunked" else logits
+            return kept_now, kept_now, kept_now + made
         if how == "fused":
             rest = stored - saved
             return (
@@ -276,11 +296,13 @@ def chunk_moments(parts: Sequence[Part], gradient: float, *, persistent: bool) -
     """
     whole = sum(part.stored * part.count for part in parts)
     grads = [part.parameters.dense.trained + part.parameters.expert.trained for part in parts]
+    most = round(sum(own * part.count for part, own in zip(parts, grads, strict=True)) * gradient)
     forward, forward_at, backward, backward_at = 0, "", 0, ""
-    before, absent, chosen = 0, 0, 0
+    # The first part's backward beats this whatever is absent then, unless there are no parts.
+    before, absent, chosen = 0, 0, most + 1 if parts else 0
     for part, own in zip(parts, grads, strict=True):
         prefix = before + part.stored * (part.count - 1)
-        if prefix + part.forward > forward:
+        if prefix + part.forward > forward or not forward_at:
             forward = prefix + part.forward
             forward_at = _name(part, part.count - 1, "forward")
         last = 0 if persistent else round((absent + own * part.count) * gradient)

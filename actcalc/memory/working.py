@@ -40,6 +40,10 @@ class Options(NamedTuple):
     gradient_fusion: bool
     gathers_to_buffer: frozenset[str]
     """Names of ops whose gathered input goes to a buffer that stays (counted elsewhere)."""
+    trains_all: bool
+    """Every weight has a gradient (no adapters over a frozen base)."""
+    loss_compiled: bool
+    """Megatron's fused cross-entropy runs as compiled functions."""
     loss_in_place: bool
     """The cross-entropy makes no fp32 tensor beside the one it keeps."""
 
@@ -89,9 +93,10 @@ class _Layer:
             if op.kernel.startswith("flash") or (op.kind == "core" and "lse" in op.outputs):
                 q = op.inputs[0]
                 extra += self.size(op.outputs[0]) * _DQ_BYTES // self.act if q else 0
-            if not self.options.gradient_fusion and op.weights and op.kind != "embedding":
+            separate = not self.options.gradient_fusion and self.options.trains_all
+            if separate and op.weights and op.kind != "embedding":
                 extra += max(int(w.parameters.value(self.sizes)) for w in op.weights) * self.act
-            if op.kind == "embedding":
+            if op.kind == "embedding" and self.options.trains_all:
                 extra += sum(int(w.parameters.value(self.sizes)) for w in op.weights) * self.act
         return extra
 
@@ -105,8 +110,11 @@ class _Layer:
         logits = self.graph.tensors[op.inputs[0]]
         count = int(logits.elements.value(self.sizes))
         if self.options.loss_in_place:
-            # .float() of fp32 logits is no copy: softmax and gradient live in the logits.
-            return -4 * count if logits.dtype is DType.FP32 else 0
+            if logits.dtype is DType.FP32:
+                return -4 * count  # .float() is no copy: softmax and gradient live in the logits
+            # fused_cross_entropy.py: compiled functions return new tensors, so that the fp32
+            # logits and their exponentials are two
+            return 4 * count if self.options.loss_compiled and not backward else 0
         if backward:
             return 8 * count - (4 * count if logits.dtype is DType.FP32 else 0)
         return 0 if logits.dtype is DType.FP32 else 4 * count

@@ -46,21 +46,17 @@ def keepable(planner: RunPlanner, graph: Graph) -> tuple[int, ...]:
         return ()
     context = planner.model.context
     draws = context.attention_dropout
+    apart = any(op.kind == "dropout" and "core_attn" in op.modules for op in graph.ops)
     found = [
         place
         for place, op in enumerate(products(graph))
-        if not (draws and _fused(op))
+        if not (draws and op.kind == "core" and not apart)
     ]
     if len(found) > MAX_PRODUCTS:
         costs = dict(zip((op.name for op in graph.ops), planner.costs.ops(graph), strict=True))
         ranked = sorted(found, key=lambda place: -costs[products(graph)[place].name])
         found = sorted(ranked[:MAX_PRODUCTS])
     return tuple(found)
-
-
-def _fused(op: Op) -> bool:
-    """Whether one kernel does all of attention: it reads queries, keys and values at once."""
-    return op.kind == "core" and len(op.inputs) > 2
 
 
 def selective_options(planner: RunPlanner, graph: Graph) -> OptionSet:

@@ -113,6 +113,7 @@ class RunPlanner:
         self.full = full_policy(self.model)
         self.chunks = placement(run.model.depth, run.layout)
         self.flights = held(run.layout, microbatches(run.layout, run.workload))
+        self._names = _distinct_names(self.model)
         self._layers: dict[int, PlanLayer] = {}
         self._found: dict[int, OptionSet] = {}
         self._check()
@@ -185,15 +186,16 @@ class RunPlanner:
         )
 
     def _group(self, graph: Graph, count: int, flight: int) -> LayerGroup:
+        name = self._names[id(graph)]
         if self._special is not None:
-            return LayerGroup(graph.name, self._replaced(graph), count, inflight=flight)
+            return LayerGroup(name, self._replaced(graph), count, inflight=flight)
         if self.settings.semantics == "minimal":
             options = layer_options(self.layer(graph))
-            return LayerGroup(graph.name, options, count, inflight=flight)
+            return LayerGroup(name, options, count, inflight=flight)
         options, chain = self._modules[id(graph)]
         segmented = self.peak_model == "stored+working+segments"
         return LayerGroup(
-            graph.name, options, count, chain=chain if segmented else None, inflight=flight
+            name, options, count, chain=chain if segmented else None, inflight=flight
         )
 
     def _replaced(self, graph: Graph) -> OptionSet:
@@ -260,7 +262,7 @@ class RunPlanner:
     def problem(self, stage: Stage, budget: int) -> Problem:
         """One stage as a planning problem (one chunk, op by op)."""
         return Problem(
-            layer_types={graph.name: self.layer(graph) for graph in stage.graphs},
+            layer_types={self._names[id(graph)]: self.layer(graph) for graph in stage.graphs},
             stack=stage.shape,
             inflight=max(1, stage.in_flight[0]),
             const_bytes=stage.rest_bytes,
@@ -362,6 +364,17 @@ def full_policy(model: ModelGraph) -> Policy:
     """Re-running whole layers, with their input kept as the framework keeps it."""
     gathered = model.context.kernel("full_input") == "replicated"
     return parse_policy("full", layers=1, full_boundary="replicated" if gathered else "own")
+
+
+def _distinct_names(model: ModelGraph) -> dict[int, str]:
+    """A name for each kind of layer; kinds of one label are numbered."""
+    labels = [run.kind.label for run in model.kinds]
+    names: dict[int, str] = {}
+    for index, run in enumerate(model.kinds):
+        label = run.kind.label
+        place = labels[: index + 1].count(label)
+        names[id(run.graph)] = label if labels.count(label) == 1 else f"{label} {place}"
+    return names
 
 
 def _shape_text(stage: Stage) -> str:

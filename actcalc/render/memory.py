@@ -121,7 +121,7 @@ def _below(result: MemoryReport, units: str) -> tuple[str, ...]:
         if result.fits:
             lines.append(
                 f"Fits {name}: {size(top.margin_bytes or 0, units)} of {size(usable, units)} are "
-                "left on the fullest stage."
+                + ("left on the fullest stage." if len(result.stages) > 1 else "left.")
             )
         else:
             short = [stage for stage in result.stages if not stage.fits]

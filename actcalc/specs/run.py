@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 RUN_KEYS = ("model", "layout", "workload", "training", "framework", "device", "policies")
 MEASURED_LAYER = "actcalc/measured-layer/1"
 """Schema of a layer that `measure --save` wrote."""
+_LARGEST = 64_000_000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -132,7 +133,15 @@ def _holds_megatron(path: Path) -> bool:
     from actcalc.io.yamlfile import read_text
 
     text = read_text(path)
-    return "num-layers" in text or "hidden-size" in text or "micro-batch-size" in text
+    if "-size" not in text and "-layers" not in text:
+        return False
+    from actcalc.io.megatron import is_arguments
+    from actcalc.io.yamlfile import read_mapping
+
+    try:
+        return is_arguments(read_mapping(path))
+    except SpecError:
+        return False  # the reader of its kind says what is wrong with it
 
 
 def measured_layer(text: str) -> MeasuredLayer | None:
@@ -142,8 +151,10 @@ def measured_layer(text: str) -> MeasuredLayer | None:
     """
     path = Path(text)
     try:
+        if not path.is_file():
+            return None
         with path.open("rb") as stream:
-            holds = MEASURED_LAYER.encode() in stream.read()
+            holds = MEASURED_LAYER.encode() in stream.read(_LARGEST)
     except (OSError, ValueError):
         return None
     if not holds:

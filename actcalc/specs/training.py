@@ -39,6 +39,9 @@ class Training(Spec):
     accumulate_allreduce_grads_in_fp32, or with grad_reduce_in_bf16)."""
     shards: Degree | None = None
     """Ranks over which ZeRO shards, when fewer than all replicas (hybrid sharding)."""
+    instances: Degree = 1
+    """Copies of the sharded states, each over its part of the replicas (Megatron's
+    --num-distributed-optimizer-instances)."""
     prefetch: bool = True
     """ZeRO-3 gathers the next layer's weights while one computes."""
     persistent_buffers: bool = False
@@ -46,8 +49,18 @@ class Training(Spec):
     fused_optimizer: bool = True
     """The optimizer step is one kernel; false makes temporaries as large as one state
     (torch.optim with foreach)."""
+    step_in_backward: bool = False
+    """Each weight is updated as soon as its gradient is there, which is then dropped: gradients of
+    one layer at a time (torch's optimizer step in backward)."""
     bucket_elements: Count = 500_000_000
     """Elements of a DeepSpeed reduction bucket (ZeRO 1 and 2 outside Megatron)."""
+    master_bytes: Count = 0
+    """Bytes of a master weight, when other than the recipe's (Megatron's --main-params-dtype)."""
+    moments_bytes: Count = 0
+    """Bytes of all moments of one parameter, when other than the recipe's (--exp-avg-dtype)."""
+    deferred_head: Count = 0
+    """Micro-batches whose logit gradients wait for the head's weight gradient at the end of the
+    step (Megatron's --defer-embedding-wgrad-compute)."""
     offload: Offload = "none"
     """What is kept in host memory: optimizer states; weights and optimizer states; activations."""
     loss: Loss = "auto"
@@ -56,6 +69,9 @@ class Training(Spec):
     logits (Liger, Cut Cross-Entropy); auto: the framework's."""
     loss_chunks: Degree = 8
     """Parts of a chunked or fused cross-entropy."""
+    compiled_loss: bool = False
+    """The cross-entropy is compiled (torch.compile): what is fp32 lives inside its kernels, and
+    the logits themselves are kept for backward."""
     lora_rank: Count = 0
     """Rank of low-rank adapters; 0 trains every weight."""
     lora_targets: Targets = "all"
@@ -70,6 +86,11 @@ class Training(Spec):
     def _check(self) -> None:
         if self.shards is not None and self.shards < 1:
             raise SpecError(f"training: shards is {self.shards}", "use a value of at least 1")
+        if self.lora_targets != "all" and not self.lora_rank:
+            raise SpecError(
+                f"lora_targets {self.lora_targets} changes nothing: no adapter is trained",
+                "add --lora-rank 16, or drop --lora-targets",
+            )
         if self.base_bits < 16 and not self.lora_rank:
             raise SpecError(
                 f"base_bits {self.base_bits} is of a frozen base, but no adapter is trained",

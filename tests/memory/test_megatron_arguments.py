@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -27,7 +28,8 @@ def test_defaults_are_megatron_s() -> None:
     found = read_arguments(BASE)
     assert found.model["ffn"] == 4 * 768
     assert found.model["hidden_dropout"] == found.model["attention_dropout"] == 0.1
-    assert found.model["tied"] and found.model["position"] == "learned"
+    assert found.model["tied"]
+    assert found.model["position"] == "learned"
     assert found.workload["precision"] == "bf16"
     assert found.workload["kernels"]["make_vocab_size_divisible_by"] == 128
     assert found.framework == "megatron"
@@ -103,9 +105,7 @@ def test_embedding_and_loss_counted_as_layers() -> None:
     assert read_arguments({**BASE, **options}).layout["layers_per_stage"] == (3, 4, 4, 3)
 
 
-@pytest.mark.parametrize(
-    ("text", "dense"), [("([0]*3+[1]*9)", 3), ("2", 6), ("[0,1,1]*4", 4)]
-)
+@pytest.mark.parametrize(("text", "dense"), [("([0]*3+[1]*9)", 3), ("2", 6), ("[0,1,1]*4", 4)])
 def test_moe_layer_frequency(text: str, dense: int) -> None:
     options = {"num-experts": 8, "moe-layer-freq": text}
     assert read_arguments({**BASE, **options}).model["mlp_pattern"].count("dense") == dense
@@ -133,7 +133,8 @@ def test_what_cannot_be_meant_is_refused_with_a_way_out(options: dict[str, Any])
 def test_dashes_and_underscores_read_the_same() -> None:
     spelled = {f"--{key.replace('-', '_')}": value for key, value in BASE.items()}
     assert read_arguments(spelled) == read_arguments(BASE)
-    assert is_arguments(BASE) and not is_arguments({"hidden_size": 768, "model_type": "gpt2"})
+    assert is_arguments(BASE)
+    assert not is_arguments({"hidden_size": 768, "model_type": "gpt2"})
 
 
 @given(
@@ -150,7 +151,5 @@ def test_dashes_and_underscores_read_the_same() -> None:
 )  # fmt: skip
 @settings(max_examples=300, deadline=None)
 def test_nothing_but_an_answer_or_a_spec_error(options: dict[str, Any]) -> None:
-    try:
-        read_arguments({**BASE, **options})
-    except SpecError as error:
-        assert str(error)
+    with contextlib.suppress(SpecError):
+        assert read_arguments({**BASE, **options}).model["hidden"] == 768

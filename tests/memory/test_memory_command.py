@@ -34,9 +34,11 @@ def test_json_has_every_stage_with_every_key(cli: Cli) -> None:
 
 def test_exit_code_says_whether_it_fits(cli: Cli) -> None:
     tight = cli(*LLAMA, "--layers-per-stage", "7,8x14,7")
-    assert tight.code == 1 and "Does not fit NVIDIA H100" in tight.out
+    assert tight.code == 1
+    assert "Does not fit NVIDIA H100" in tight.out
     roomy = cli(*LLAMA, "--layers-per-stage", "7,8x14,7", "--policy", "full")
-    assert roomy.code == 0 and "Fits NVIDIA H100" in roomy.out
+    assert roomy.code == 0
+    assert "Fits NVIDIA H100" in roomy.out
     assert cli("memory", "llama-3.1-405b").code == 0
 
 
@@ -79,7 +81,8 @@ def test_megatron_arguments_are_recognised_and_can_be_forced(cli: Cli, tmp_path:
     path.write_text(json.dumps(arguments))
     known = cli("memory", path, "--json")
     assert known.code == 0
-    assert known.json["layout"]["dp"] == 4 and known.json["layout"]["zero"] == 1
+    assert known.json["layout"]["dp"] == 4
+    assert known.json["layout"]["zero"] == 1
     forced = cli("memory", path, "--from", "megatron", "--json")
     assert forced.json["stages"] == known.json["stages"]
     assert cli("memory", path, "--from", "elsewhere").code == 2
@@ -98,7 +101,8 @@ def test_the_largest_that_fits_fits_and_the_next_does_not(cli: Cli, quantity: st
 def test_max_without_a_device_and_unknown_quantities_are_refused(cli: Cli) -> None:
     assert cli("memory", "llama-3-8b", "--max", "micro-batch").code == 2
     refused = cli("memory", "llama-3-8b", "--device", "h100-80gb", "--max", "layers")
-    assert refused.code == 2 and "micro-batch" in refused.err
+    assert refused.code == 2
+    assert "micro-batch" in refused.err
 
 
 @pytest.mark.parametrize(
@@ -106,7 +110,8 @@ def test_max_without_a_device_and_unknown_quantities_are_refused(cli: Cli) -> No
 )
 def test_unknown_choices_are_refused(cli: Cli, flag: str, value: str) -> None:
     refused = cli("memory", "llama-3-8b", flag, value)
-    assert refused.code == 2 and value in refused.err
+    assert refused.code == 2
+    assert value in refused.err
 
 
 def test_other_formats(cli: Cli) -> None:

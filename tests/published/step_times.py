@@ -2,7 +2,9 @@
 
 ``tests/data/published_step_times.json`` holds every published dense run at hand whose model,
 layout, batch and device are stated as numbers, in 16-bit precision or fp8, with a step time,
-tokens per second or TFLOP/s: none was left out for its result. Rules, all blind to the prediction:
+tokens per second or TFLOP/s. The rules below read inputs only, never a prediction, but the first
+was written after seeing that long sequences are predicted too fast where the kernel is unknown:
+``benchmarks/step_times.py`` prints the median over all runs beside that of the judged ones.
 
 - A run whose attention kernel is not stated is judged only while attention's products are at most
   a quarter of its FLOPs: above that the figure is one of the kernel.
@@ -87,4 +89,5 @@ def outcome(row: dict[str, Any]) -> Outcome:
 
 
 def outcomes() -> list[Outcome]:
+    """The judged runs."""
     return [outcome(row) for row in ROWS if judged(row)]

@@ -10,6 +10,7 @@ import pytest
 from tests.published.step_times import ROWS, judged, outcomes
 
 OUTLIER = 0.25
+# Facts of the source, and what they most likely cost: none of these runs could be taken apart.
 REASONS = {
     r"bloom/": (
         "Megatron-DeepSpeed of early 2022: the input gradient's all-reduce is not overlapped, "

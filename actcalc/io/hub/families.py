@@ -123,7 +123,7 @@ ACTIVATIONS: dict[str, str] = {
 
 def _more(base: Family, code: str, **changes: Any) -> Family:
     """``base`` with ``changes``; mappings are merged, so that only differences are written."""
-    merged = {
+    merged: dict[str, Any] = {
         name: {**getattr(base, name), **value}
         if isinstance(value, dict) and name != "experts"
         else value

@@ -260,11 +260,11 @@ def _flag(key: str, holds: Callable[[Model], bool]) -> Callable[[Model], dict[st
 
 
 def _normalised(model: Model) -> bool:
-    return model.qk_norm != "none"
+    return bool(model.qk_norm != "none")
 
 
 def _in_parallel(model: Model) -> bool:
-    return model.parallel != "none"
+    return bool(model.parallel != "none")
 
 
 def _softcaps(model: Model) -> dict[str, Any]:

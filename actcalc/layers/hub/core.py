@@ -297,7 +297,7 @@ def _flash(g: GraphBuilder, ctx: Context, x: Core, name: str, *, rng_bytes: int)
         made.append(g.tensor("rng_state", (ONE * rng_bytes,), DType.UINT8))
     flops = _qk_flops(ctx, x) + _pv_flops(ctx, x)
     inputs = list(dict.fromkeys([x.q.storage, x.k.storage, x.v.storage]))
-    in_place = x.q.order == "token" and not padding
+    in_place = (x.q.order == "token" or ctx.workload.seq == 1) and not padding
     shape = (ctx.b, ctx.s, x.q.heads * x.v.width)
     if in_place:
         out = g.tensor("context", shape, ctx.act)
@@ -383,7 +383,7 @@ def _position_bias(
         inputs.append(boolean_mask(g, ctx, x))
         if x.bias == "relative":
             kept.append(inputs[-1])
-    if x.causal:
+    if x.causal and ctx.workload.seq > 1:
         made.append(g.tensor("causal_condition", (ctx.s, x.keys), DType.BOOL))
     return made
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from actcalc.layers.algebra import ONE
 from actcalc.layers.context import Context
-from actcalc.layers.graph import Graph, GraphBuilder
+from actcalc.layers.graph import DType, Graph, GraphBuilder
 from actcalc.layers.hub.attention import attention
 from actcalc.layers.hub.linear import promoted
 from actcalc.layers.hub.mla import mla_attention
@@ -48,14 +49,25 @@ def _body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
 def _relative(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
     """T5's layer: a decoder's has a second attention, over the encoder's output (T5Block)."""
     branch = relative_attention(g, ctx, kind, norm(g, ctx, "norm1", stream))
-    middle = _add(g, ctx, "attention", branch, stream, "middle")
+    middle = _bounded(g, ctx, _add(g, ctx, "attention", branch, stream, "middle"), "middle")
     if kind.cross:
         inner = Scoped(g, "cross_")
         first = norm(inner, ctx, "norm", middle)
         branch = relative_attention(inner, ctx, kind, first, cross=True)
-        middle = _add(inner, ctx, "attention", branch, middle, "middle")
+        summed = _add(inner, ctx, "attention", branch, middle, "middle")
+        middle = _bounded(inner, ctx, summed, "middle")
     branch = feed_forward(g, ctx, norm(g, ctx, "norm2", middle))
-    return _add(g, ctx, "ffn", branch, middle, "output")
+    return _bounded(g, ctx, _add(g, ctx, "ffn", branch, middle, "output"), "output")
+
+
+def _bounded(g: GraphBuilder, ctx: Context, source: str, name: str) -> str:
+    """Append T5Block's clamp to finite numbers, which runs in fp16 and keeps input and bounds."""
+    if ctx.workload.precision != "fp16":
+        return source
+    bounds = g.tensor(f"{name}_bounds", (ONE * 2,), DType.FP32)
+    out = g.tensor(f"{name}_bounded", g.shape(source), g.dtype(source))
+    g.op(f"{name}_clamp", "activation", "norm", [source], [out, bounds], saves=[source, bounds])
+    return out
 
 
 def _parallel(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
