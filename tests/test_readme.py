@@ -17,7 +17,7 @@ CONSOLE = re.findall(r"```console\n\$ actcalc (.*?)\n(.*?)\n```", README, re.DOT
 
 
 def lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.strip("\n").splitlines()]
+    return "\n".join(line.rstrip() for line in text.splitlines()).strip("\n").splitlines()
 
 
 @pytest.mark.parametrize(("command", "shown"), CONSOLE, ids=[c for c, _ in CONSOLE])

@@ -52,7 +52,8 @@ def compare_sheets(result: Comparison, units: str) -> list[Sheet]:
             below=(*_optimum(result, units), result.advice),
             notes=(*notes, *result.notes),
         ),
-        *([_times(result, units), _largest(result)] if result.device else []),
+        *([_times(result, units)] if result.device else []),
+        *([_largest(result)] if any(p.largest_micro_batch for p in policies) else []),
     ]
 
 
