@@ -156,3 +156,20 @@ def test_output_follows_a_link(cli, tmp_path):
     assert cli(*MAIN, "-o", link).code == 0
     assert link.is_symlink()
     assert json.loads(target.read_text())["policies"]
+
+
+def test_megatrons_recompute_options_are_policies(cli):
+    flags = ("--recompute-method", "block", "--recompute-num-layers", 5)
+    document = cli(*MAIN, "--policy", "none", *flags, "--json").json
+    assert [p["policy"] for p in document["policies"]] == ["none", "block:5"]
+    none, block = (p["stored_bytes"] for p in document["policies"])
+    assert block == none // 96 * 91 + 5 * 50331648
+
+
+def test_imbalance_grows_what_experts_keep(cli):
+    moe = ("mixtral-8x7b", "--tp", 2, "--sp", "--ep", 4, "--policy", "none")
+    even, uneven = (
+        cli(*moe, *flags, "--json").json["policies"][0]["stored_bytes"]
+        for flags in ((), ("--moe-imbalance", 1.5))
+    )
+    assert uneven > even

@@ -86,6 +86,18 @@ class RunOptions:
         list[str] | None,
         _option("--policy", help="Recompute policy; repeatable; modules join with +.", panel=_WORK),
     ] = None
+    recompute_method: Annotated[
+        str | None,
+        _option("--recompute-method", help="Megatron's: uniform or block.", panel=_WORK),
+    ] = None
+    recompute_num_layers: Annotated[
+        int | None,
+        _option("--recompute-num-layers", help="Layers per segment, or first layers.", panel=_WORK),
+    ] = None
+    moe_imbalance: Annotated[
+        float | None,
+        _option("--moe-imbalance", help="Tokens of the fullest rank over the mean.", panel=_WORK),
+    ] = None
     set: Annotated[
         list[str] | None,
         _option("--set", help="Any other spec field, key=value; repeatable.", panel=_WORK),
@@ -133,13 +145,29 @@ class RunOptions:
                 precision=self.precision,
                 attention=self.attention,
                 dropout=self.dropout,
+                moe_imbalance=self.moe_imbalance,
             ),
             training=training,
             framework=framework if framework is not None else self.frameworks()[0],
             device=self.device,
-            policies=split_policies(self.policy),
+            policies=self.policies(),
             settings=self.set or (),
         )
+
+    def policies(self) -> tuple[str, ...]:
+        """The policies asked for, Megatron's recompute options among them."""
+        named = split_policies(self.policy)
+        method, count = self.recompute_method, self.recompute_num_layers
+        if method is None and count is None:
+            return named
+        if method not in (None, "uniform", "block"):
+            raise SpecError(f"--recompute-method is {method!r}", "use uniform or block")
+        if count is None:
+            raise SpecError(
+                f"--recompute-method {method} needs to know how many layers",
+                "add --recompute-num-layers N",
+            )
+        return (*named, f"{method or 'uniform'}:{count}")
 
     def runs(self, model: str) -> tuple[Run, ...]:
         """One run per framework profile asked for."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Unit = Literal["seconds", "flops"]
 
 NANO = 1_000_000_000
-_SHARE = 1000
+_SHARE = 100
 """Steps in which the bytes moved by an op are told apart where FLOPs tie."""
 
 
@@ -109,7 +109,7 @@ def _flops(model: ModelGraph, graphs: Sequence[Graph]) -> Costs:
 
 
 def _moved(model: ModelGraph, graph: Graph, op: Op) -> int:
-    names = dict.fromkeys((*op.inputs, *op.outputs))
+    names = set((*op.inputs, *op.outputs)) - graph.shared
     return sum(int(graph.tensors[name].bytes.value(model.sizes)) for name in names)
 
 

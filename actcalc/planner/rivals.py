@@ -113,7 +113,7 @@ class Rivals:
 
     def _layer_policy(self, policy: Policy, position: int) -> Policy:
         skipped = (policy.block is not None and position >= policy.block) or (
-            policy.every > 1 and position % policy.every
+            policy.every > 1 and (position + 1) % policy.every
         )
         return NONE if skipped else policy
 

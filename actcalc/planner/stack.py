@@ -333,9 +333,11 @@ class _Stack:
 
     def merged(self) -> list[tuple[list[int], OptionSet, int, int]]:
         """(indices of groups, options, layers, weight) where the order of layers is irrelevant."""
-        found: dict[tuple[str, int, bool], list[int]] = {}
+        found: dict[tuple[str | int, int, bool], list[int]] = {}
         for i, g in enumerate(self.groups):
-            found.setdefault((g.name, 0 if g.same else self.weight(g), g.same), []).append(i)
+            # Kinds with one option set are one kind here: telling them apart only makes ties.
+            kind = g.name if g.same else id(g.options)
+            found.setdefault((kind, 0 if g.same else self.weight(g), g.same), []).append(i)
         parts: list[tuple[list[int], OptionSet, int, int]] = []
         for (_, weight, same), members in found.items():
             options = self.groups[members[0]].options

@@ -194,9 +194,7 @@ class RunPlanner:
             return LayerGroup(name, options, count, inflight=flight)
         options, chain = self._modules[id(graph)]
         segmented = self.peak_model == "stored+working+segments"
-        return LayerGroup(
-            name, options, count, chain=chain if segmented else None, inflight=flight
-        )
+        return LayerGroup(name, options, count, chain=chain if segmented else None, inflight=flight)
 
     def _replaced(self, graph: Graph) -> OptionSet:
         assert self._special is not None

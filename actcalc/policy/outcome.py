@@ -9,7 +9,7 @@ from typing import NamedTuple
 from actcalc.layers.algebra import ONE, Expr, total
 from actcalc.layers.graph import Graph, Op, size_of
 from actcalc.layers.model import ModelGraph
-from actcalc.policy.rules import Policy, discarded, executed, rerun_ops, stored
+from actcalc.policy.rules import Policy, discarded, executed, per_op_stored, rerun_ops, stored
 
 
 class LayerBytes(NamedTuple):
@@ -77,7 +77,10 @@ def layer_outcome(model: ModelGraph, graph: Graph, policy: Policy) -> LayerOutco
     """
     context = model.context
     rerun = rerun_ops(policy, graph)
-    kept = stored(graph, rerun, discarded(policy, graph))
+    if policy.per_op:
+        kept = per_op_stored(graph)
+    else:
+        kept = stored(graph, rerun, discarded(policy, graph))
     copies = ONE
     if policy.whole and policy.boundary == "replicated" and context.layout.sp:
         copies = context.t

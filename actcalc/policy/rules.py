@@ -66,7 +66,8 @@ class Policy:
     a pipeline chunk (the rest store everything); ``every`` to each so-manieth layer. ``boundary``
     says how the layer input is kept: ``own`` as the layer gets it (split under sequence
     parallelism), ``replicated`` on every tensor-parallel rank, ``split`` over them (Megatron's
-    ``distribute_saved_activations``, without sequence parallelism).
+    ``distribute_saved_activations``, without sequence parallelism). ``per_op`` re-runs all but
+    every second matrix product and fused attention, whose outputs are kept (torchtitan).
     """
 
     name: str
@@ -76,6 +77,7 @@ class Policy:
     block: int | None = None
     boundary: Boundary = "own"
     every: int = 1
+    per_op: bool = False
     note: str = ""
 
 
@@ -88,6 +90,7 @@ NAMES = (
     "full",
     "full-sharded",
     "sqrt",
+    "op",
     "uniform:N",
     "block:N",
     "every:N",
@@ -109,6 +112,8 @@ def parse_policy(text: str, *, layers: int, full_boundary: Boundary = "own") -> 
         return Policy(name, whole=True, boundary=full_boundary)
     if name == "full-sharded":
         return Policy(name, whole=True, boundary="split")
+    if name == "op":
+        return Policy(name, per_op=True)
     if name == "sqrt":
         segments = max(1, round(layers**0.5))
         return Policy(name, whole=True, segment=-(-layers // segments))
@@ -119,7 +124,7 @@ def parse_policy(text: str, *, layers: int, full_boundary: Boundary = "own") -> 
     for word in name.split("+"):
         module = ALIASES.get(word.strip(), word.strip())
         if module not in MODULES:
-            whole = ("none", "full", "full-sharded", "sqrt")
+            whole = ("none", "full", "full-sharded", "sqrt", "op")
             if word in whole:
                 raise SpecError(
                     f"policy {name!r}: {word!r} already decides for the whole layer",
@@ -141,6 +146,7 @@ def _counted(name: str, method: str, count: int, layers: int, boundary: Boundary
         return Policy(name, whole=True, segment=count, boundary=boundary)
     if method == "block":
         return Policy(name, whole=True, block=count, boundary=boundary)
+    # torchtitan counts layers from 1 and wraps those that the number divides.
     return Policy(name, whole=True, every=count, boundary=boundary)
 
 
@@ -148,8 +154,28 @@ def rerun_ops(policy: Policy, graph: Graph) -> tuple[Op, ...]:
     """Ops of the layer that lie in the policy's re-run set, in order (empty if none match)."""
     if policy.whole:
         return graph.ops
+    if policy.per_op:
+        cached = cached_ops(graph)
+        return tuple(op for op in graph.ops if op.name not in cached)
     tags = {MODULES[name].tag for name in policy.modules}
     return tuple(op for op in graph.ops if op.modules & tags)
+
+
+def cached_ops(graph: Graph) -> frozenset[str]:
+    """Ops whose outputs a per-op selective checkpoint keeps.
+
+    The first, third, fifth ... matrix product with a weight, and fused attention (torchtitan
+    distributed/activation_checkpoint.py: aten.mm every second time, sdpa flash and efficient).
+    """
+    products = [op.name for op in graph.ops if op.kind == "linear"]
+    fused = [op.name for op in graph.ops if op.kind == "core" and op.kernel]
+    return frozenset((*products[::2], *fused))
+
+
+def per_op_stored(graph: Graph) -> tuple[str, ...]:
+    """What a per-op selective checkpoint keeps: the layer's input and the cached ops' outputs."""
+    cached = cached_ops(graph)
+    return (graph.input, *(n for op in graph.ops if op.name in cached for n in op.outputs))
 
 
 def discarded(policy: Policy, graph: Graph) -> frozenset[str]:

@@ -53,7 +53,7 @@ class StagePolicy:
         position = layer - chunk.start
         if self.policy.block is not None and position >= self.policy.block:
             return NONE
-        if self.policy.every > 1 and position % self.policy.every:
+        if self.policy.every > 1 and (position + 1) % self.policy.every:
             return NONE
         return self.policy
 

@@ -28,6 +28,12 @@ def check(model: Model, layout: Layout, workload: Workload) -> None:
     _pipeline(model, layout)
     _experts(model, layout)
     _batch(layout, workload)
+    if model.moe is None and workload.moe_imbalance != 1:
+        raise SpecError(
+            f"moe_imbalance {workload.moe_imbalance:g} spreads tokens over experts, but "
+            f"{model.name} has none",
+            "drop --moe-imbalance",
+        )
 
 
 def _tensor_parallel(model: Model, layout: Layout) -> None:
