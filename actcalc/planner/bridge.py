@@ -109,7 +109,7 @@ def _flops(model: ModelGraph, graphs: Sequence[Graph]) -> Costs:
 
 
 def _moved(model: ModelGraph, graph: Graph, op: Op) -> int:
-    names = set((*op.inputs, *op.outputs)) - graph.shared
+    names = {*op.inputs, *op.outputs} - graph.shared
     return sum(int(graph.tensors[name].bytes.value(model.sizes)) for name in names)
 
 

@@ -77,10 +77,7 @@ def layer_outcome(model: ModelGraph, graph: Graph, policy: Policy) -> LayerOutco
     """
     context = model.context
     rerun = rerun_ops(policy, graph)
-    if policy.per_op:
-        kept = per_op_stored(graph)
-    else:
-        kept = stored(graph, rerun, discarded(policy, graph))
+    kept = per_op_stored(graph) if policy.per_op else stored(graph, rerun, discarded(policy, graph))
     copies = ONE
     if policy.whole and policy.boundary == "replicated" and context.layout.sp:
         copies = context.t

@@ -39,6 +39,11 @@ class Workload(Spec):
     kernels: KernelOptions = field(default_factory=KernelOptions)
     """Kernel options named after Megatron's (masked_softmax_fusion, moe_router_dtype, ...)."""
 
+    def __post_init__(self) -> None:
+        if isinstance(self.kernels, dict):
+            self._set(kernels=KernelOptions(**self.kernels))
+        super().__post_init__()
+
     def _check(self) -> None:
         batch = self.global_batch
         if batch is not None and not 1 <= batch <= 2**32:
