@@ -140,7 +140,44 @@ def main() -> None:
         stages = [(first if i == 0 else [run("moe", 4)], 16 - i) for i in range(16)]
         report("3 dense + 61 MoE layers, 16 stages", peak, stages, arguments.budgets)
 
+    whole_models(arguments.budgets)
     against(sets["gpt"], 96, arguments.milp)
+
+
+WHOLE = (
+    ("gpt3-175b", {"tp": 8, "sp": True}),
+    ("gpt3-175b", {"tp": 8, "sp": True, "pp": 16}),
+    ("llama-3.1-405b", {"tp": 8, "sp": True, "pp": 14}),
+    ("llama-3.1-405b", {"tp": 8, "sp": True, "pp": 16, "layers_per_stage": (7, *[8] * 14, 7)}),
+    ("deepseek-v3", {"pp": 16, "ep": 8, "dp": 8, "layers_per_stage": (*[4] * 15, 1)}),
+)
+
+
+def whole_models(budgets: int) -> None:
+    """Every stage of real models on one device, in process, over their whole range of budgets."""
+    from actcalc.planner.stages import PlanSettings, RunPlanner
+    from actcalc.specs.run import load_run
+
+    head = "whole models, op by op, h100-80gb"
+    print(f"\n{head:34s} {'peak model':16s}    median       95%     worst")
+    models: tuple[Any, ...] = ("stored", "stored+working", "timeline")
+    for name, layout in WHOLE:
+        run = load_run(name, layout=layout, device="h100-80gb")
+        for model in models:
+            planner = RunPlanner(run, PlanSettings(memory_model=model))
+            low, high = planner.smallest, planner.free
+            times = []
+            for i in range(budgets):
+                budget = low + (high - low) * i // max(1, budgets - 1)
+                seconds, plans = timed(partial(planner.plan, budget))
+                assert all(plan.optimal for plan in plans)
+                times.append(1e3 * seconds)
+            p95 = sorted(times)[int(0.95 * (budgets - 1))]
+            label = f"{name}, {len(planner.stages)} stages"
+            print(
+                f"{label:34s} {model:16s} {statistics.median(times):9.2f} {p95:9.2f} "
+                f"{max(times):9.2f}"
+            )
 
 
 def against(options: OptionSet, count: int, budgets: int) -> None:

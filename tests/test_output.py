@@ -173,3 +173,15 @@ def test_imbalance_grows_what_experts_keep(cli):
         for flags in ((), ("--moe-imbalance", 1.5))
     )
     assert uneven > even
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    import subprocess
+    import sys
+
+    command = f"{sys.executable} -m actcalc presets list --json | head -c 10; "
+    command += f"{sys.executable} -m actcalc gpt3-175b --tp 8 --sp | head -c 10"
+    done = subprocess.run(
+        ["bash", "-c", f"set -eo pipefail; {command}"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -17,6 +17,11 @@ def fail(message: str, hint: str = "") -> NoReturn:
     raise SystemExit(2)
 
 
+def drop_output() -> None:
+    """Send what is left of stdout nowhere: its reader has gone (``actcalc ... | head``)."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main() -> None:
     """Run the command line of this process; exits 0, 1 (the answer is no) or 2 (bad input)."""
     import gc
@@ -38,8 +43,7 @@ def main() -> None:
             "please report it with this command line; ACTCALC_DEBUG=1 shows where it happened",
         )
     except BrokenPipeError:
-        # The reader has gone (`actcalc ... | head`): nothing is left to say to it.
-        sys.stderr.close()
+        drop_output()
         code = 0
     except KeyboardInterrupt:
         code = 130

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from actcalc.cli import drop_output
 from actcalc.cli.options import OutputOptions
 from actcalc.errors import SpecError
 from actcalc.render.sheet import Sheet
@@ -62,16 +63,19 @@ def emit(
     Only what the format needs is made: ``document`` for JSON, ``sheets`` for all others.
     """
     name = chosen_format(output)
-    if name == "table" and output.output is None:
-        from actcalc.render.table import print_sheets
-
-        print_sheets(sheets())
+    if output.output is not None:
+        write_whole(Path(output.output), _text(name, sheets, document))
         return
-    text = _text(name, sheets, document)
-    if output.output is None:
-        sys.stdout.write(text)
-    else:
-        write_whole(Path(output.output), text)
+    try:
+        if name == "table":
+            from actcalc.render.table import print_sheets
+
+            print_sheets(sheets())
+        else:
+            sys.stdout.write(_text(name, sheets, document))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        drop_output()
 
 
 def joined(results: Sequence[Result]) -> dict[str, Any]:

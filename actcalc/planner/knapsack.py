@@ -398,16 +398,20 @@ def _search(mix: Mix, at: int, room: int, base_cost: int, cutoff: int | None) ->
             if rc > limit:
                 break
             visit(shift, rc, edge.count - (g == edge.part), (None, g, i))
-    if sum(n for _, n, _ in mix.parts) <= FEW_LAYERS:
+
+    def halved() -> Found | None:
         below = None if best_cost is None else best_cost - base_cost
-        halved = _halves(mix, edge, core, room, below, limit)
-        states += halved.states
-        if halved.counts is not None:
-            assert halved.gain is not None
-            return Found(base_cost + halved.gain, _counted(mix, halved.counts), states)
+        found = _halves(mix, edge, core, room, below, limit)
+        if found.counts is not None:
+            assert found.gain is not None
+            picks = _counted(mix, found.counts)
+            return Found(base_cost + found.gain, picks, states + found.states)
         if best is None or best_cost is None:
             return None
-        return Found(best_cost, _picks(mix, core, edge, *best), states)
+        return Found(best_cost, _picks(mix, core, edge, *best), states + found.states)
+
+    if sum(n for _, n, _ in mix.parts) <= FEW_LAYERS:
+        return halved()
     merged: dict[int, tuple[int, _Trace]] = {0: (0, None)}
     for g in order:
         deviations = core.deviations[g]
@@ -432,6 +436,8 @@ def _search(mix: Mix, at: int, room: int, base_cost: int, cutoff: int | None) ->
                     state = (total, (trace, g, i))
                     merged[to] = new[to] = state
                     visit(to, total, free, state[1])
+            if states > MANY_STATES:
+                return halved()
             if not new:
                 break
             level = new
@@ -441,8 +447,11 @@ def _search(mix: Mix, at: int, room: int, base_cost: int, cutoff: int | None) ->
 
 
 FEW_LAYERS = 12
-"""Up to so many layers a mix is searched in two halves: with few layers the gap is wide, the core
-large, and sums of single deviations too many, while each half has few layers to combine."""
+"""Up to so many layers a mix is searched in two halves from the start: with few layers the gap is
+wide, the core large, and sums of single deviations too many."""
+
+MANY_STATES = 30_000
+"""States of the search by single deviations after which the two halves take over."""
 
 
 @dataclass(slots=True)

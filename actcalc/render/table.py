@@ -15,11 +15,18 @@ from actcalc.render.sheet import Sheet
 _STYLES = {"plain": "", "strong": "bold", "dim": "dim"}
 
 
+class _Console(Console):
+    """A console that leaves a broken pipe to its caller, which knows the exit code."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def console(record: bool = False) -> Console:
     """A console that never interprets markup and reads NO_COLOR, COLUMNS and the terminal."""
     if record:
         return Console(record=True, width=110, file=io.StringIO(), highlight=False, markup=False)
-    return Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    return _Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
 
 
 def print_sheets(sheets: list[Sheet], target: Console | None = None) -> None:

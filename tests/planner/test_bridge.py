@@ -10,7 +10,7 @@ import pytest
 from actcalc.errors import SpecError
 from actcalc.io import presets
 from actcalc.layers.model import model_graph
-from actcalc.planner import layer_options
+from actcalc.planner import knapsack, layer_options
 from actcalc.planner.bridge import (
     ARRIVAL,
     costs_of,
@@ -178,7 +178,7 @@ def test_rivals_agree_with_every_mix_tried_one_by_one() -> None:
     """The best mix of two, against policies laid out layer by layer."""
     run = load_run("gpt3-175b", layout={**GPT3, "pp": 2}, device="a100-80gb", model={"layers": 8})
     for memory_model in ("stored", "stored+working", "timeline"):
-        planner = RunPlanner(run, PlanSettings(memory_model=memory_model))  # type: ignore[arg-type]
+        planner = RunPlanner(run, PlanSettings(memory_model=memory_model))
         rivals = Rivals(planner)
         low = rivals.single("full", 10**12).peak_bytes or 0
         for budget in (low, low + 10**8, low + 5 * 10**8, low + 2 * 10**9):
@@ -294,6 +294,22 @@ def test_megatron_flags() -> None:
         "--recompute-num-layers", "3",
     ]  # fmt: skip
     assert megatron_flags("core_attn+mlp").endswith("--recompute-modules core_attn mlp")
+
+
+@pytest.mark.parametrize("name", ["gpt3-175b", "gpt-oss-20b", "deepseek-v3"])
+def test_both_searches_find_the_same_optimum(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By single deviations, and in two halves of the layers."""
+    run = load_run(name, model={"layers": 6}, device="h100-80gb")
+    found = {}
+    for few, many in ((0, 10**9), (10**9, 0), (0, 0)):
+        monkeypatch.setattr(knapsack, "FEW_LAYERS", few)
+        monkeypatch.setattr(knapsack, "MANY_STATES", many)
+        planner = RunPlanner(run, PlanSettings())
+        low, high = planner.smallest, planner.free
+        budgets = [low + (high - low) * i // 6 for i in range(7)]
+        found[few, many] = [[plan.cost for plan in planner.plan(b)] for b in budgets]
+    first, *others = found.values()
+    assert all(other == first for other in others)
 
 
 def test_every_preset_can_be_planned() -> None:
