@@ -376,7 +376,9 @@ DEEPSEEK_V3 = replace(
         _LATENT.experts or Experts(),
         router="sigmoid",
         facts=_BIAS_FREE_BALANCE,
-        aux=False,
+        # The modelling code has no balancing loss; training has a sequence-wise one
+        # (DeepSeek-V3 technical report, section 2.1.2).
+        aux=True,
         shared_default=1,
     ),
 )
