@@ -132,3 +132,10 @@ def test_more_flags(args, words, cli):
     outcome = cli(*args)
     check_refusal(outcome, words)
     assert max(len(line) for line in outcome.err.splitlines()) < 400
+
+
+def test_a_beginning_is_completed(cli):
+    assert "did you mean gpt3-175b?" in cli("gpt3").err
+    hint = cli("memory", "gpt3-175b", "--device", "h100").err
+    assert "h100-80gb" in hint
+    assert "h100-pcie" in hint

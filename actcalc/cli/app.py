@@ -84,14 +84,8 @@ def route(args: list[str]) -> list[str]:
     models = (*presets.names("models"), *presets.names("runs"))
     if first in models or _looks_like_path(first):
         return [DEFAULT, *args]
-    import difflib
-
-    close = (
-        []
-        if len(first) > 100
-        else difflib.get_close_matches(first, [*COMMANDS, *models], n=1, cutoff=0.6)
-    )
-    hint = f"did you mean {close[0]}?" if close else "`actcalc presets list` lists the models"
+    close = presets.suggestion(first, [*COMMANDS, *models])
+    hint = close or "`actcalc presets list` lists the models"
     raise SpecError(f"{shorten(first)} is no command, no preset and no file", hint)
 
 

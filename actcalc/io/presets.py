@@ -46,11 +46,17 @@ def names(kind: Kind) -> tuple[str, ...]:
 
 
 def suggestion(word: str, known: tuple[str, ...] | list[str]) -> str:
-    """A hint that names the closest known word, or lists where to look."""
+    """A hint with the known words that begin like ``word``, else the closest one; "" if none is."""
     import difflib
 
-    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else ""
+    if len(word) > 100:
+        return ""
+    begun = [name for name in known if len(word) > 1 and name.startswith(word.lower())][:4]
+    close = begun or difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
+    if not close:
+        return ""
+    *most, last = close
+    return f"did you mean {', '.join(most)} or {last}?" if most else f"did you mean {last}?"
 
 
 def exists(kind: Kind, name: str) -> bool:
