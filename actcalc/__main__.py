@@ -1,5 +1,5 @@
 """``python -m actcalc``."""
 
-from actcalc.cli import main
+from actcalc.cli import entry
 
-main()
+entry()

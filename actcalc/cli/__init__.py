@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import NoReturn
@@ -48,3 +49,20 @@ def main() -> None:
     except KeyboardInterrupt:
         code = 130
     raise SystemExit(code)
+
+
+def entry() -> NoReturn:
+    """The console script: :func:`main`, then leave at once.
+
+    Taking a hundred modules apart at exit costs a tenth of the run and changes nothing.
+    """
+    code: object = 0
+    try:
+        main()
+    except SystemExit as stop:
+        code = stop.code
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 1)

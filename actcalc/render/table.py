@@ -45,10 +45,11 @@ def _draw(sheet: Sheet, target: Console) -> None:
         target.print(Text("\n".join(sheet.above)))
     if sheet.columns:
         target.print(_table(sheet))
-    if sheet.below:
-        target.print(Text("\n".join(sheet.below)))
-    if sheet.notes:
-        target.print(Text("\n".join(f"note: {note}" for note in sheet.notes), style="dim"))
+    below = Text("\n".join(sheet.below))
+    for note in sheet.notes:
+        below.append(("\n" if below else "") + f"note: {note}", style="dim")
+    if below:
+        target.print(below)
 
 
 def _table(sheet: Sheet) -> Table:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
 
@@ -55,7 +55,11 @@ Factor = Annotated[float, Bounds(1.0, 1e3)]
 
 
 class Spec:
-    """Base of the frozen specs; subclasses are ``@dataclass(frozen=True, kw_only=True)``."""
+    """Base of the frozen specs.
+
+    Subclasses are ``@dataclass(frozen=True, kw_only=True, repr=False, eq=False)``: what those two
+    would generate for each class stands here once.
+    """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "use_attribute_docstrings": True}
 
@@ -63,6 +67,15 @@ class Spec:
         for name, annotation in _checked(type(self)):
             _check_value(type(self).__name__.lower(), name, annotation, getattr(self, name))
         self._check()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash((type(self), str(self._values())))
+
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in self.field_names())
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.field_names())
@@ -94,8 +107,9 @@ class Spec:
         return schema
 
     def model_dump(self) -> dict[str, Any]:
-        """The fields as plain data."""
-        return asdict(self)  # type: ignore[call-overload, no-any-return]
+        """The fields as plain data, nested specs as mappings."""
+        values = ((name, getattr(self, name)) for name in self.field_names())
+        return {n: v.model_dump() if isinstance(v, Spec) else v for n, v in values}
 
     def model_copy(self, *, update: Mapping[str, Any]) -> Self:
         """A copy with some fields changed, checked again."""

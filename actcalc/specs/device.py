@@ -22,7 +22,7 @@ Share = Annotated[float, Bounds(1e-6, 1.0)]
 """An achieved share of a peak."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Efficiency(Spec):
     """Shares of the peaks that are reached in practice; None means not known."""
 
@@ -36,7 +36,7 @@ class Efficiency(Spec):
     """Of the link bandwidths, in collectives."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Device(Spec):
     """One accelerator: what one rank of a training job runs on.
 

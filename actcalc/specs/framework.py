@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from actcalc.specs.base import Spec
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Framework(Spec):
     """Kernel choices of one training framework.
 

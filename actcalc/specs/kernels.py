@@ -17,7 +17,7 @@ from actcalc.specs.base import Count, Spec
 LoadBalancing = Literal["auto", "aux_loss", "seq_aux_loss", "global_aux_loss", "none"]
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class KernelOptions(Spec):
     """Which kernels a Megatron run uses; the defaults are those of its training script."""
 

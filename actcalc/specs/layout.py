@@ -11,7 +11,7 @@ from actcalc.specs.base import Degree, Spec
 Schedule = Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-v", "dualpipe", "dualpipe-v"]
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Layout(Spec):
     """Parallel degrees; their product is the number of devices."""
 

@@ -25,7 +25,7 @@ AttentionKind = Literal["full", "sliding", "chunked"]
 MlpKind = Literal["dense", "moe"]
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Moe(Spec):
     """A mixture-of-experts feed-forward (Mixtral, Qwen-MoE, DeepSeek, gpt-oss, Llama 4)."""
 
@@ -66,7 +66,7 @@ class Moe(Spec):
             )
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Mla(Spec):
     """Multi-head latent attention (DeepSeek-V2/V3, Kimi-K2): low-rank queries, keys and values."""
 
@@ -105,7 +105,7 @@ class LayerKind(NamedTuple):
         return "+".join(parts) or "dense"
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Model(Spec):
     """A transformer's architecture. Defaults describe a GPT-3-like decoder."""
 

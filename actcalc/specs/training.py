@@ -20,7 +20,7 @@ Bits = Annotated[int, Bounds(4, 32)]
 """Bits of one weight of a frozen base model."""
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Training(Spec):
     """What is kept for every parameter beside the weight itself, and where it is kept."""
 

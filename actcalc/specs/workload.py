@@ -13,7 +13,7 @@ Attention = Literal["eager", "sdpa", "flash"]
 Precision = Literal["bf16", "fp16", "fp32", "amp-bf16", "amp-fp16", "fp8"]
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Workload(Spec):
     """One micro-batch on one rank, and how a step is made of them."""
 
