@@ -139,3 +139,15 @@ def test_a_beginning_is_completed(cli):
     hint = cli("memory", "gpt3-175b", "--device", "h100").err
     assert "h100-80gb" in hint
     assert "h100-pcie" in hint
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["explain", "34", "--device", "h100-80gb"],
+        ["explain", "c*", "--policy", "full"],
+        ["breakdown", "gpt2", "--device", "h100-80gb"],
+    ],
+)
+def test_an_option_without_effect_is_refused(args, cli):
+    check_refusal(cli(*args), [f"{args[0]} does not depend on {args[2]}"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from actcalc.cli.options import ModelArgument, OutputOptions, RunOptions, with_options
+from actcalc.cli.options import ModelArgument, OutputOptions, RunOptions, refuse_idle, with_options
 from actcalc.cli.output import check_units, chosen_format, emit, joined
 from actcalc.errors import SpecError
 from actcalc.planner.breakdown import breakdown_run
@@ -20,6 +20,7 @@ def breakdown(model: ModelArgument, options: RunOptions, output: OutputOptions) 
     """Every tensor a layer keeps: op, shape in named dimensions, formula, bytes."""
     check_units(output.units)
     chosen_format(output)
+    refuse_idle(options, "breakdown", ("device", "schedule"))
     if len(options.policy or ()) > 1:
         raise SpecError("breakdown lists one policy at a time", "give one --policy")
     results = [breakdown_run(run) for run in options.runs(model)]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from actcalc.cli.options import OutputOptions, RunOptions, with_options
+from actcalc.cli.options import OutputOptions, RunOptions, refuse_idle, with_options
 from actcalc.cli.output import chosen_format, emit
 from actcalc.planner.explain import explain_term
 from actcalc.render.explain import explain_sheets
@@ -27,6 +27,8 @@ def explain(
 ) -> int:
     """How a number is derived, in a few lines, with its source."""
     chosen_format(output)
+    idle = ("device", "policy", "recompute_method", "recompute_num_layers", "schedule", "zero")
+    refuse_idle(options, "explain", (*idle, "global_batch", "layers_per_stage", "vpp"))
     origin = source(model or "gpt3-175b")
     if model is None and options.tp is None and options.sp is None:
         from dataclasses import replace

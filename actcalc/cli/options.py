@@ -185,6 +185,16 @@ def refuse_given(options: RunOptions, what: str, *, keep: Sequence[str]) -> None
             )
 
 
+def refuse_idle(options: RunOptions, command: str, names: Sequence[str]) -> None:
+    """Refuse options that cannot change a command's answer, so that none is silently ignored."""
+    for name in names:
+        if getattr(options, name) is not None:
+            flag = name.replace("_", "-")
+            raise SpecError(
+                f"{command} does not depend on --{flag}", f"drop --{flag}; compare and memory do"
+            )
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class MemoryOptions:
     """How weights are trained; None means: as the run file or the framework says."""
