@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 from actcalc.errors import SpecError
 from actcalc.specs.base import Bounds, Spec
 
-Number = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+Number = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 """A number format of matrix multiplication."""
 
 Memory = Annotated[int, Bounds(1, 2**50)]
@@ -62,7 +62,15 @@ class Device(Spec):
     devices_per_node: int | None = None
     """Devices joined by the fast links (a server, an NVLink rack, a TPU pod)."""
     host_bandwidth_bytes_per_second: float | None = None
-    """Peak bandwidth between device and host memory, one direction, in bytes per second."""
+    """Raw rate of the link to host memory (PCIe, C2C), one direction, in bytes per second.
+
+    What the link signals; copies get 75 to 85 % of it (see the next field and its sources).
+    """
+    host_copy_bandwidth_bytes_per_second: float | None = None
+    """Measured rate of large copies to or from pinned host memory, one direction, bytes per second.
+
+    Of one device at a time: devices that share a link to their host share this rate too.
+    """
     context_bytes: int | None = None
     """Memory the runtime's context takes before the first tensor, in bytes."""
     compute_capability: int | None = None
@@ -94,6 +102,7 @@ class Device(Spec):
             "inter_node_bandwidth_bytes_per_second",
             "devices_per_node",
             "host_bandwidth_bytes_per_second",
+            "host_copy_bandwidth_bytes_per_second",
             "context_bytes",
         ):
             value = getattr(self, key)
@@ -106,6 +115,18 @@ class Device(Spec):
     def usable_bytes(self) -> int:
         """Memory to plan with: what the framework reports, else the nominal size."""
         return self.memory_nominal_bytes if self.memory_bytes is None else self.memory_bytes
+
+    @property
+    def host_copy_rate(self) -> float | None:
+        """Bytes per second of copies to or from host memory, one direction; None if not known.
+
+        Where no measurement is at hand it is 0.8 of the link's raw rate, as measured on A100 and
+        H100 (25.13 of 32 GB/s and 52.77 of 64 GB/s).
+        """
+        if self.host_copy_bandwidth_bytes_per_second is not None:
+            return self.host_copy_bandwidth_bytes_per_second
+        raw = self.host_bandwidth_bytes_per_second
+        return None if raw is None else 0.8 * raw
 
     def peak(self, number: Number) -> float:
         """Peak dense FLOP/s in a number format; ``SpecError`` if the device has none."""
