@@ -9,6 +9,7 @@ import typer
 from actcalc.cli.options import (
     OutputOptions,
     RunOptions,
+    TimeOptions,
     refuse_given,
     split_policies,
     with_options,
@@ -28,21 +29,24 @@ _MODELS = "Preset, YAML run file, config.json or its folder; several to set side
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
-@with_options(RunOptions, OutputOptions)
+@with_options(RunOptions, TimeOptions, OutputOptions)
 def compare(
     models: Annotated[list[str], typer.Argument(metavar="MODEL...", help=_MODELS)],
     options: RunOptions,
+    timing: TimeOptions,
     output: OutputOptions,
 ) -> int:
     """Recompute policies side by side: bytes stored, freed, brought back, and extra FLOPs."""
     check_units(output.units)
     chosen_format(output)
     if len(models) > 1:
-        return _compare_models(models, options, output)
+        return _compare_models(models, options, timing, output)
     layer = measured_layer(models[0])
     if layer is not None:
+        if timing.efficiency:
+            raise SpecError("a measured layer is not timed", "drop --efficiency")
         return _compare_layer(layer, options, output)
-    results = [compare_run(run) for run in options.runs(models[0])]
+    results = [compare_run(run, timing.shares(run)) for run in options.runs(models[0])]
 
     def sheets() -> list[Sheet]:
         if len(results) == 1:
@@ -53,14 +57,21 @@ def compare(
     return 0
 
 
-def _compare_models(models: list[str], options: RunOptions, output: OutputOptions) -> int:
+def _compare_models(
+    models: list[str],
+    options: RunOptions,
+    timing: TimeOptions,
+    output: OutputOptions,
+) -> int:
     """The same policies for several models, one table."""
     if len(options.frameworks()) > 1:
         raise SpecError(
             "several models and several frameworks make a table of both",
             "name one framework, or one model",
         )
-    results = [compare_run(run) for model in models for run in options.runs(model)]
+    results = [
+        compare_run(run, timing.shares(run)) for model in models for run in options.runs(model)
+    ]
 
     def document() -> dict[str, Any]:
         return {

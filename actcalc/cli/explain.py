@@ -6,9 +6,16 @@ from typing import Annotated
 
 import typer
 
-from actcalc.cli.options import OutputOptions, RunOptions, refuse_idle, with_options
+from actcalc.cli.options import (
+    OutputOptions,
+    RunOptions,
+    TimeOptions,
+    refuse_idle,
+    with_options,
+)
 from actcalc.cli.output import chosen_format, emit
-from actcalc.planner.explain import explain_term
+from actcalc.errors import SpecError
+from actcalc.planner.explain import explain_term, is_overhead
 from actcalc.render.explain import explain_sheets
 from actcalc.specs.run import source
 
@@ -16,24 +23,57 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
-@with_options(RunOptions, OutputOptions)
+@with_options(RunOptions, TimeOptions, OutputOptions)
 def explain(
     options: RunOptions,
+    timing: TimeOptions,
     output: OutputOptions,
-    term: Annotated[str, typer.Argument(metavar="TERM", help="34, c*, selective, 8psi, mfu, ...")],
+    term: Annotated[str, typer.Argument(metavar="TERM", help="34, c*, selective, overhead, ...")],
     model: Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help="Whose numbers; GPT-3 if none is named.")
     ] = None,
 ) -> int:
     """How a number is derived, in a few lines, with its source."""
     chosen_format(output)
+    if is_overhead(term):
+        return _overhead(options, timing, output, term, model)
     idle = ("device", "policy", "recompute_method", "recompute_num_layers", "schedule", "zero")
     refuse_idle(options, "explain", (*idle, "global_batch", "layers_per_stage", "vpp"))
+    if timing.efficiency:
+        raise SpecError(f"explain {term} is of no time", "drop --efficiency")
     origin = source(model or "gpt3-175b")
     if model is None and options.tp is None and options.sp is None:
         from dataclasses import replace
 
         options = replace(options, tp=8, sp=True)
     result = explain_term(term, options.run(origin))
+    emit(lambda: explain_sheets(result), result.document, output)
+    return 0
+
+
+def _overhead(
+    options: RunOptions,
+    timing: TimeOptions,
+    output: OutputOptions,
+    term: str,
+    model: str | None,
+) -> int:
+    """The one term that needs a device; without any, the paper's own case."""
+    from dataclasses import replace
+
+    assumed = []
+    if model is None:
+        assumed.append("No model named: the layer of the paper's table 4.")
+        given = options.tp is None and options.sp is None and options.micro_batch is None
+        if given:
+            options = replace(options, tp=8, micro_batch=4)
+    if options.device is None:
+        origin = source(model or "gpt-22b")
+        if origin.device is None:
+            assumed.append("No --device given: an A100, as in the paper.")
+            options = replace(options, device="a100-80gb")
+    run = options.run(source(model or "gpt-22b"))
+    result = explain_term(term, run, timing.shares(run))
+    result = replace(result, lines=(*result.lines, *assumed))
     emit(lambda: explain_sheets(result), result.document, output)
     return 0

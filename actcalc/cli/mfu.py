@@ -7,11 +7,17 @@ from typing import Annotated
 
 import typer
 
-from actcalc.cli.options import ModelArgument, OutputOptions, RunOptions, with_options
+from actcalc.cli.options import (
+    MemoryOptions,
+    ModelArgument,
+    OutputOptions,
+    RunOptions,
+    TimeOptions,
+    with_options,
+)
 from actcalc.cli.output import chosen_format, emit
 from actcalc.cost.calibrate import calibrate_file
 from actcalc.cost.mfu import utilisation
-from actcalc.cost.rates import parse_overrides
 from actcalc.cost.values import count_of, counting_of, replicas, seconds_of
 from actcalc.render.mfu import mfu_sheets
 from actcalc.specs.run import source
@@ -28,10 +34,12 @@ def _option(*names: str, help: str) -> typer.models.OptionInfo:
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
-@with_options(RunOptions, OutputOptions)
+@with_options(RunOptions, MemoryOptions, TimeOptions, OutputOptions)
 def mfu(
     model: ModelArgument,
     options: RunOptions,
+    memory: MemoryOptions,
+    timing: TimeOptions,
     output: OutputOptions,
     step_time: Annotated[
         str | None, _option("--step-time", help="Measured time of one step: 1.1, 980ms.")
@@ -49,17 +57,14 @@ def mfu(
     price: Annotated[
         float | None, _option("--price-per-gpu-hour", help="Price of one GPU for one hour.")
     ] = None,
-    efficiency: Annotated[
-        list[str] | None, _option("--efficiency", help="Override: gemm=0.8; repeatable.")
-    ] = None,
     calibrate: Annotated[
         str | None, _option("--calibrate", help="Fit efficiencies to measured runs in FILE.")
     ] = None,
 ) -> int:
     """MFU and HFU of a measured step, or the step that an MFU (or the roofline) promises."""
     chosen_format(output)
-    chosen = replicas(options.run(source(model)), gpus)
-    shares = parse_overrides(efficiency or ())
+    chosen = replicas(options.run(source(model), training=memory.training()), gpus)
+    shares = timing.shares(chosen)
     fit = calibrate_file(calibrate, shares) if calibrate else None
     result = utilisation(
         chosen,

@@ -248,6 +248,34 @@ class MemoryOptions:
         )
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class TimeOptions:
+    """What times are computed with; None means: as the presets say."""
+
+    efficiency: Annotated[
+        list[str] | None,
+        _option(
+            "--efficiency",
+            help="Shares of peaks: gemm=0.8, a preset's name or a YAML file; repeatable.",
+            panel=_LAYOUT,
+        ),
+    ] = None
+
+    def shares(self, run: Run) -> dict[str, float]:
+        """The shares to override, later ones first; ``SpecError`` without a device to time on."""
+        if not self.efficiency:
+            return {}
+        if run.device is None:
+            raise SpecError(
+                f"--efficiency {self.efficiency[0]} changes times, and there is no device to time "
+                "on",
+                "add --device, or drop --efficiency",
+            )
+        from actcalc.cost.rates import parse_overrides
+
+        return parse_overrides(self.efficiency)
+
+
 def _given(**values: Any) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
@@ -300,7 +328,12 @@ def with_options(*bundles: type[Any]) -> Callable[[Callable[..., int]], Callable
     The command takes its own parameters, then one keyword ``run_options`` or ``output`` per
     bundle; Typer sees all fields as separate options.
     """
-    keywords = {RunOptions: "options", OutputOptions: "output", MemoryOptions: "memory"}
+    keywords = {
+        RunOptions: "options",
+        OutputOptions: "output",
+        MemoryOptions: "memory",
+        TimeOptions: "timing",
+    }
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
         own = [

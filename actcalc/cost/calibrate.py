@@ -30,7 +30,10 @@ from actcalc.specs.run import Run, resolve, source
 FITTED = ("gemm", "memory", "communication")
 _ROUNDS = 30
 _STEP = 1e-3
-_KEYS = ("model", "layout", "workload", "framework", "device", "policy", "step_seconds", "name")
+_KEYS = (
+    "model", "layout", "workload", "training", "framework", "device", "policy", "step_seconds",
+    "name",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +79,7 @@ def predictor(run: Run) -> Predict:
 
     def predict(overrides: Mapping[str, float]) -> float:
         rates = rates_of(device, run.workload.precision, overrides, devices=run.layout.devices)
-        return step_time(graph, policy, Roofline(graph, rates)).total
+        return step_time(graph, policy, Roofline(graph, rates, run.training)).total
 
     return predict
 
@@ -105,6 +108,7 @@ def _entry(entry: Any, where: str) -> tuple[str, Predict, float]:
         source(str(entry.get("model"))),
         layout=entry.get("layout") or {},
         workload=entry.get("workload") or {},
+        training=entry.get("training") or {},
         framework=entry.get("framework"),
         device=entry.get("device"),
         policies=(str(policy),) if policy else (),

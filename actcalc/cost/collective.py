@@ -1,10 +1,15 @@
-"""Time of collectives: volume over bus bandwidth, plus the latency of the smallest message.
+"""Time of collectives: volume over bus bandwidth, plus the latency of the steps.
 
 Volumes are those of NCCL's ring (nccl-tests, doc/PERFORMANCE.md): an all-reduce of B bytes over n
-ranks moves 2(n-1)/n·B per rank, all-gather, reduce-scatter and all-to-all (n-1)/n·B.
+ranks moves 2(n-1)/n·B per rank, all-gather, reduce-scatter and all-to-all (n-1)/n·B. Latencies are
+those of NCCL's own model (NVIDIA/nccl src/graph/tuning.cc, ncclTopoTuneModel): a ring takes n-1
+steps (twice that for an all-reduce), nodes-1 of them over the network; an all-reduce may take a
+tree instead, whose steps grow with the logarithm of the nodes.
 """
 
 from __future__ import annotations
+
+from math import ceil, log2
 
 from actcalc.cost.rates import Rates
 from actcalc.layers.graph import Collective
@@ -58,7 +63,24 @@ def collective_seconds(
     exchange = kind is Collective.ALL_TO_ALL
     speed = bandwidth(size, stride, rates, exchange=exchange)
     moved = _VOLUME[kind] * message * (size - 1) / size
-    return moved / speed + rates.shares.collective_seconds
+    if kind is Collective.ALL_REDUCE and size * stride <= rates.node:
+        speed *= rates.shares.all_reduce
+    return moved / speed + _latency(kind, size, stride, rates)
+
+
+def _latency(kind: Collective, size: int, stride: int, rates: Rates) -> float:
+    shares = rates.shares
+    nodes = ceil(size * stride / rates.node) if size * stride > rates.node else 1
+    nodes = min(nodes, size)
+    if kind is Collective.ALL_TO_ALL:
+        # Every pair at once: no rank waits for another's.
+        return shares.collective_seconds + (shares.network_hop_seconds if nodes > 1 else 0.0)
+    ring = (size - nodes) * shares.hop_seconds + (nodes - 1) * shares.network_hop_seconds
+    if kind is not Collective.ALL_REDUCE:
+        return shares.collective_seconds + ring
+    inside = (size / nodes - 1) * shares.hop_seconds
+    tree = 2 * (inside + log2(nodes) * 2 * shares.network_hop_seconds)
+    return shares.collective_seconds + min(2 * ring, tree)
 
 
 def send_seconds(message: float, stride: int, rates: Rates) -> float:

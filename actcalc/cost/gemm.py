@@ -21,6 +21,9 @@ _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 # products per clock and multiprocessor, so 2 · 1024 / 47 = 44 (NVIDIA A100 whitepaper, table 4
 # and "A100 L2 cache").
 _FED = 44.0
+# fp32 products run on the vector units, at an eighth of the 16-bit rate or less (V100: 64 of 512
+# products per clock and multiprocessor), with operands twice as wide.
+_FED_FP32 = _FED / 4
 _SPLITS = (1, 2, 4, 8, 16)
 
 
@@ -68,7 +71,8 @@ def _tiled(product: Product, tile: tuple[int, int], split: int, rate: float, rat
     tile_m, tile_n = tile
     tiles = -(-product.m // tile_m) * -(-product.n // tile_n) * product.batch * split
     waves = -(-tiles // units)
-    fed = min(1.0, tile_m * tile_n / (tile_m + tile_n) / _FED)
+    needed = _FED_FP32 if product.operand_bytes >= 4 else _FED
+    fed = min(1.0, tile_m * tile_n / (tile_m + tile_n) / needed)
     per_tile = 2.0 * tile_m * tile_n * (product.k / split) / (rate / units * fed)
     parts = 0.0 if split == 1 else 8.0 * product.m * product.n * product.batch * split
     return waves * per_tile + parts / rates.memory

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from actcalc.cost.calibrate import Calibration
 from actcalc.cost.flops import Counting, hardware_flops, model_flops
-from actcalc.cost.rates import peak_flops, rates_of
+from actcalc.cost.rates import default_note, peak_flops, rates_of
 from actcalc.cost.roofline import Roofline
 from actcalc.cost.step import StepTime, policy_of, step_time
 from actcalc.errors import SpecError
@@ -54,7 +54,7 @@ class Prediction:
     gradients_seconds: float
     """Exposed reduction of gradients over replicas."""
     optimizer_seconds: float
-    """The optimizer's pass over its states."""
+    """The optimizer's pass over its states, as they are kept and sharded."""
     bubble_ratio: float
     """Idle share of the devices' time in the pipeline."""
     microbatches: int
@@ -247,7 +247,14 @@ def utilisation(
         countings=figures,
         prediction=_prediction(prediction, run, device, measured, efficiency),
         training=_training(tokens, step_tokens, step_seconds, count, price_per_gpu_hour),
-        notes=_notes(run, prediction, useful / available, hardware.convention, by_ops / available),
+        notes=_notes(
+            run,
+            prediction,
+            useful / available,
+            hardware.convention,
+            by_ops / available,
+            efficiency,
+        ),
     )
 
 
@@ -287,7 +294,8 @@ def _predict(
             f"global batch {batch} is no multiple of micro-batch {run.workload.micro_batch} x "
             f"dp {layout.dp}"
         )
-    roofline = Roofline(graph, rates_of(device, run.workload.precision, efficiency, devices=gpus))
+    rates = rates_of(device, run.workload.precision, efficiency, devices=gpus)
+    roofline = Roofline(graph, rates, run.training)
     try:
         return step_time(graph, policy, roofline, count=count)
     except SpecError as error:
@@ -334,7 +342,12 @@ def _training(
 
 
 def _notes(
-    run: Run, prediction: StepTime | str, ratio: float, convention: str, by_ops: float
+    run: Run,
+    prediction: StepTime | str,
+    ratio: float,
+    convention: str,
+    by_ops: float,
+    efficiency: Mapping[str, float] | None,
 ) -> tuple[str, ...]:
     notes = list(run.warnings)
     if ratio > 1:
@@ -346,4 +359,26 @@ def _notes(
         )
     if isinstance(prediction, str):
         notes.append(f"No predicted time: {prediction}.")
-    return tuple(dict.fromkeys(notes))
+    else:
+        notes += [*_time_notes(run), default_note(run.device, efficiency) if run.device else ""]
+    return tuple(dict.fromkeys(note for note in notes if note))
+
+
+def _time_notes(run: Run) -> list[str]:
+    """What of the run's training the predicted time leaves out."""
+    training, notes = run.training, []
+    if training.offload in ("optimizer", "weights"):
+        notes.append(
+            "Offloaded states: the predicted step has their transfers over the host's link, not "
+            "the host's own arithmetic."
+        )
+    if training.offload == "activations":
+        notes.append("Offloading activations is taken to be hidden: it does not change the time.")
+    if training.loss == "chunked":
+        notes.append("A chunked loss moves the same bytes: it does not change the time.")
+    if training.lora_rank:
+        notes.append(
+            "Adapters alone are trained: the predicted step makes no gradients of frozen weights; "
+            "MFU and HFU count a whole backward all the same."
+        )
+    return notes

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from actcalc.errors import SpecError
@@ -35,12 +36,20 @@ class Shares:
     """The same for the vendor's own kernels (cuDNN, which Transformer Engine runs), forward."""
     vendor_attention_backward: float
     """The same for their backward."""
+    attention_generation_forward: float
+    """Speed of the fused attention kernel that runs over FlashAttention-2's, forward (1: itself;
+    the vendor's kernels are not affected)."""
+    attention_generation_backward: float
+    """The same for its backward."""
     slowest_device: float
     """Speed of the slowest of several devices over the typical one's: all wait for it."""
     memory: float
     """Of the memory bandwidth: element-wise, reduction and copy kernels on large tensors."""
     communication: float
     """Of the links inside a node: the bus bandwidth of large collectives."""
+    all_reduce: float
+    """Bus bandwidth of an all-reduce inside a node over that of other collectives: above 1 where
+    switches add up (NVLink SHARP)."""
     network: float
     """Of the network between nodes: the bus bandwidth of large collectives."""
     communication_multiprocessors: float
@@ -50,7 +59,11 @@ class Shares:
     kernel_seconds: float
     """Seconds between the end of one kernel and the start of the next."""
     collective_seconds: float
-    """Seconds of the smallest collective."""
+    """Seconds of a collective before its first step."""
+    hop_seconds: float
+    """Seconds of one step of a ring between devices of a node."""
+    network_hop_seconds: float
+    """Seconds of one step of a ring between nodes; a tree's take twice that."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +90,8 @@ class Rates:
     """Bytes per second of bus bandwidth inside a node."""
     inter: float
     """Bytes per second of bus bandwidth between nodes, per device."""
+    host: float
+    """Bytes per second to and from host memory."""
     node: int
     """Devices in a node."""
     shares: Shares = field(repr=False)
@@ -122,6 +137,27 @@ def shares_of(device: Device) -> tuple[Shares, Mapping[str, str]]:
     return Shares(**{key: value for key, value in values.items() if key in known}), sources
 
 
+_TELLING = {
+    "gemm": "matrix products",
+    "attention_forward": "fused attention",
+    "communication": "links",
+}
+
+
+def default_note(device: Device, overrides: Mapping[str, float] | None = None) -> str:
+    """Which of the device's shares are only assumed, in one sentence; empty if none is."""
+    own = {key for key, _, _ in _entries(_family(device.name))} | set(overrides or ())
+    if _family(device.name) == "default":
+        own = set(overrides or ())
+    missing = [words for key, words in _TELLING.items() if key not in own]
+    if not missing or device.efficiency:
+        return ""
+    return (
+        f"No measurement of {device.name} is at hand for {', '.join(missing)}: default shares of "
+        "its peaks (presets/efficiency/default.yaml; --efficiency overrides them)."
+    )
+
+
 def _family(name: str) -> str:
     table = read_mapping(presets_root() / "efficiency" / "families.yaml")
     return str(table.get(name, "default"))
@@ -135,35 +171,75 @@ def _entries(name: str) -> Iterable[tuple[str, Any, str]]:
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, float]:
-    """``gemm=0.8`` settings as numbers; ``SpecError`` for an unknown key or a bad value."""
-    known = tuple(f.name for f in fields(Shares))
+    """Shares to replace: ``gemm=0.8``, the name of an efficiency preset, or a YAML file of shares.
+
+    Later texts override earlier ones. A file maps names of :class:`Shares` to numbers, or to
+    ``{value: ..., source: ...}``. Raises ``SpecError`` for an unknown name or a bad value.
+    """
     result: dict[str, float] = {}
     for text in texts:
         for part in text.split(","):
             key, equals, number = part.strip().partition("=")
-            key = key.replace("-", "_")
-            if key not in known or not equals:
-                hint = suggestion(key, known) or "known: " + ", ".join(known)
-                raise SpecError(f"--efficiency {part!r}: no such efficiency", hint)
-            try:
-                value = float(number)
-            except ValueError:
-                value = -1.0
-            bound = 1.0 if key not in _ABSOLUTE else float("inf")
-            if not 0 < value <= bound:
-                raise SpecError(
-                    f"--efficiency {part!r}: {number} is no share"
-                    if bound == 1.0
-                    else f"--efficiency {part!r}: {number} is not above 0",
-                    "give a number above 0 and up to 1"
-                    if bound == 1.0
-                    else "give a number above 0",
-                )
-            result[key] = value
+            if equals:
+                result |= _override(f"--efficiency {part!r}", key, number)
+            else:
+                result |= _named(key)
     return result
 
 
-_ABSOLUTE = ("multiprocessors", "kernel_seconds", "collective_seconds")
+def efficiency_presets() -> tuple[str, ...]:
+    """Names of the files of shares under ``presets/efficiency``."""
+    folder = presets_root() / "efficiency"
+    return tuple(sorted(path.stem for path in folder.glob("*.yaml") if path.stem != "families"))
+
+
+def _named(text: str) -> dict[str, float]:
+    names = efficiency_presets()
+    if text in names:
+        return {key: float(value) for key, value, _ in _entries(text)}
+    path = Path(text)
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        known = tuple(f.name for f in fields(Shares))
+        hint = (
+            suggestion(text, (*names, *known))
+            or ("write gemm=0.8 (known: " + ", ".join(known) + "), one of " + ", ".join(names))
+            + ", or a YAML file of such shares"
+        )
+        raise SpecError(f"--efficiency {text!r}: no such efficiency", hint)
+    result: dict[str, float] = {}
+    for key, entry in read_mapping(path).items():
+        value = entry.get("value") if isinstance(entry, dict) else entry
+        if key != "title":
+            result |= _override(f"{text}: {key}", str(key), str(value))
+    return result
+
+
+def _override(what: str, key: str, number: str) -> dict[str, float]:
+    known = tuple(f.name for f in fields(Shares))
+    key = key.strip().replace("-", "_")
+    if key not in known:
+        hint = suggestion(key, known) or "known: " + ", ".join(known)
+        raise SpecError(f"{what}: no such efficiency", hint)
+    try:
+        value = float(number)
+    except ValueError:
+        value = -1.0
+    share = key not in _ABSOLUTE
+    if not 0 < value <= (1.0 if share else float("inf")):
+        wrong = "is no share" if share else "is not above 0"
+        hint = "give a number above 0" + (" and up to 1" if share else "")
+        raise SpecError(f"{what}: {number} {wrong}", hint)
+    return {key: value}
+
+
+_ABSOLUTE = (
+    "multiprocessors",
+    "kernel_seconds",
+    "collective_seconds",
+    "hop_seconds",
+    "network_hop_seconds",
+    "all_reduce",
+)
 
 
 def rates_of(
@@ -197,13 +273,20 @@ def rates_of(
         peak=peak,
         matrix=peak * filled * shares.sustained_clock * pace,
         core_matrix=core * shares.gemm * shares.sustained_clock * pace,
-        attention_forward=core * shares.attention_forward * pace,
-        attention_backward=core * shares.attention_backward * pace,
+        attention_forward=core
+        * shares.attention_forward
+        * shares.attention_generation_forward
+        * pace,
+        attention_backward=core
+        * shares.attention_backward
+        * shares.attention_generation_backward
+        * pace,
         vendor_attention_forward=core * shares.vendor_attention_forward * pace,
         vendor_attention_backward=core * shares.vendor_attention_backward * pace,
         memory=device.memory_bandwidth_bytes_per_second * shares.memory,
         intra=(intra or host) * shares.communication,
         inter=(inter or min(intra or host, host)) * shares.network,
+        host=device.host_copy_rate or host,
         node=node,
         shares=shares,
         sources=sources,

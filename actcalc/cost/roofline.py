@@ -15,16 +15,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from actcalc.cost.collective import collective_seconds, group_of
 from actcalc.cost.flops import core_share
 from actcalc.cost.gemm import Product, gemm_seconds
 from actcalc.cost.rates import Rates
 from actcalc.layers.algebra import ONE
-from actcalc.layers.graph import Comm, DType, Graph, Op
+from actcalc.layers.graph import Collective, Comm, DType, Graph, Op
 from actcalc.layers.model import ModelGraph
+from actcalc.memory.placement import microbatches
+from actcalc.memory.states import recipe
 from actcalc.policy.outcome import layer_outcome
 from actcalc.policy.rules import Policy
+from actcalc.specs.training import Training
 
 _INTEGERS = (DType.BOOL, DType.UINT8, DType.INT32, DType.INT64)
 # Bytes per logit of Megatron's vocabulary-parallel cross-entropy, op by op: cast to fp32 2+4,
@@ -32,6 +36,14 @@ _INTEGERS = (DType.BOOL, DType.UINT8, DType.INT32, DType.INT64)
 # cross_entropy.py); backward scales the softmax in place 4+4 and casts it back 4+2.
 _LOSS_FORWARD = 38
 _LOSS_BACKWARD = 14
+# The same of a kernel that keeps fp32 in registers (compiled, flash-attn's or apex's): logits read
+# twice forward; read and overwritten by their gradient backward.
+_FUSED_LOSS_FORWARD = 4
+_FUSED_LOSS_BACKWARD = 4
+# A cross-entropy that is only logged (torch.nn.functional.cross_entropy): cast to fp32 2+4,
+# log-softmax 4+4 read, 4 written.
+_METRIC = 18
+_TILE = 128  # query rows and keys of one attention tile (FlashAttention-2, section 3.3)
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,8 @@ class OpTime:
     backward_comm: float
     backward_hidden: float
     """Seconds of collectives in backward that run beside a product."""
+    backward_slowed: float = 0.0
+    """Of ``input_gradient`` and ``weight_gradient``: what those collectives lengthen them by."""
 
     @property
     def forward_seconds(self) -> float:
@@ -58,6 +72,11 @@ class OpTime:
     def backward_seconds(self) -> float:
         """Backward with its exposed collectives."""
         return self.input_gradient + self.weight_gradient + self.backward_comm
+
+    @property
+    def backward_compute(self) -> float:
+        """Backward as it would be without collectives."""
+        return self.input_gradient + self.weight_gradient - self.backward_slowed
 
 
 @dataclass(frozen=True)
@@ -89,12 +108,53 @@ def beside(compute: float, hidden: float, share: float) -> float:
     return max(hidden, compute + share * min(hidden, compute / (1 - share)))
 
 
+class GradientBytes(NamedTuple):
+    """Bytes per weight that its gradient moves in one micro-batch."""
+
+    product: float
+    """By the product that makes it."""
+    after: float
+    """By kernels after it: sums, casts and copies."""
+
+
+def _gradient_bytes(roofline: Roofline) -> GradientBytes:
+    """How the framework stores and sums weight gradients, by its recipe.
+
+    - megatron: added into an fp32 (or 16-bit) buffer inside the product (gradient_accumulation_
+      fusion), or made first and added then.
+    - deepspeed: autograd sums into a zeroed 16-bit gradient (three passes), which is cast and added
+      to an fp32 one and zeroed (runtime/bf16_optimizer.py update_hp_grads).
+    - fsdp: copied into the reduction's buffer and cast to its type (torch
+      distributed/fsdp/_runtime_utils.py _post_backward_hook; fully_shard's chunk_cat).
+    - amp: cast to fp32, then added where several micro-batches are.
+    - mixed, pure, fp32: added in its own type where several micro-batches are.
+    """
+    training, context = roofline.training, roofline.model.context
+    rules = recipe(roofline.model, training)
+    item = float(context.act.itemsize)
+    several = microbatches(context.layout, context.workload) > 1
+    if rules.name == "megatron":
+        size = rules.gradient
+        if training.gradient_fusion:
+            return GradientBytes(2.0 * size, 0.0)
+        return GradientBytes(item, item + 2.0 * size)
+    if rules.name == "deepspeed":
+        return GradientBytes(item, 3 * item + (item + 4) + 12 + item)
+    if rules.name == "fsdp":
+        cast = 0.0 if training.gradients_in_16_bit else item + 4.0
+        return GradientBytes(item, 2 * item + cast)
+    if rules.name == "amp":
+        return GradientBytes(item, item + 4 + (12.0 if several else 0.0))
+    return GradientBytes(item, 3 * item if several else 0.0)
+
+
 class Roofline:
     """Times of a model's graphs on a device; each op is timed once."""
 
-    def __init__(self, model: ModelGraph, rates: Rates) -> None:
+    def __init__(self, model: ModelGraph, rates: Rates, training: Training | None = None) -> None:
         self.model = model
         self.rates = rates
+        self.training = training or Training()
         self._ops: dict[int, tuple[OpTime, ...]] = {}
         self._layers: dict[tuple[int, Policy], LayerTime] = {}
         runs = (*model.runs, *([model.mtp] if model.mtp else []))
@@ -106,10 +166,15 @@ class Roofline:
         return self.model.context.framework.kernels.get("layer") == "hub"
 
     @cached_property
+    def vendor(self) -> bool:
+        """Whether the vendor's own kernels run (Transformer Engine)."""
+        return self.model.context.framework.kernels.get("core_flash") == "te"
+
+    @cached_property
     def attention(self) -> tuple[float, float]:
         """FLOP/s of fused attention, forward and backward, in the framework's kernel."""
         rates = self.rates
-        if self.model.context.framework.kernels.get("core_flash") == "te":
+        if self.vendor:
             return rates.vendor_attention_forward, rates.vendor_attention_backward
         return rates.attention_forward, rates.attention_backward
 
@@ -135,7 +200,7 @@ class Roofline:
     def _layer(self, graph: Graph, policy: Policy) -> LayerTime:
         times = self.ops(graph)
         again = sum(time.forward_seconds for time in self.rerun(graph, policy))
-        again += self._regathered(graph, policy)
+        again += self.regathered(graph, policy)
         return LayerTime(
             forward=sum(time.forward_seconds for time in times),
             rerun=again,
@@ -143,13 +208,11 @@ class Roofline:
             weight_gradient=sum(time.weight_gradient for time in times),
         )
 
-    def _regathered(self, graph: Graph, policy: Policy) -> float:
+    def regathered(self, graph: Graph, policy: Policy) -> float:
         """Gathering an input that was kept in parts (Megatron's distribute_saved_activations)."""
         layout = self.model.context.layout
         if policy.boundary != "split" or layout.tp == 1 or layout.sp:
             return 0.0
-        from actcalc.layers.graph import Collective
-
         size = float(graph.tensors[graph.input].bytes.value(self.model.sizes))
         return collective_seconds(Collective.ALL_GATHER, size, *group_of("tp", layout), self.rates)
 
@@ -170,6 +233,10 @@ class _Timer:
         self.sizes: Mapping[str, int] = roofline.model.sizes
         self.eager = roofline._eager_framework
         self.attention = roofline.attention
+        self.vendor = roofline.vendor
+        self.training = roofline.training
+        self.gradient = _gradient_bytes(roofline)
+        self.fused_loss = self.training.compiled_loss or self.training.loss == "fused"
         self.core_share = roofline._core_share.get(id(graph), ONE)
         self.readers: dict[str, int] = {}
         for op in graph.ops:
@@ -245,22 +312,47 @@ class _Timer:
             # The fp32 weight is cast for each pass: 4 bytes read, 2 written.
             forward += self._moved(6 * parameters)
         dgrad = gemm_seconds(Product(rows, inside, outside, local, result, operand), self.rates)
-        # Gradients are added into fp32 buffers: 4 bytes read, 4 written per weight
-        # (Megatron-Core gradient_accumulation_fusion; autograd's accumulation alike).
-        wgrad = gemm_seconds(Product(outside, inside, rows, local, 8.0, operand), self.rates)
+        wgrad = gemm_seconds(
+            Product(outside, inside, rows, local, self.gradient.product, operand), self.rates
+        )
+        if self.gradient.after:
+            wgrad += self._moved(self.gradient.after * parameters, 2)
         if fp8:
             dgrad += self._moved(4 * rows * local * outside)
+        if op.name == "qkv" and len(op.weights[0].shape) == 2 and not self.vendor:
+            # Queries, keys and values are views of one tensor; their gradients are copied into one
+            # (PyTorch: backward of split is cat; Transformer Engine's SplitAlongDim needs none).
+            dgrad += self._moved(2 * rows * local * outside * result)
         if biased:
             wgrad += self._moved(rows * local * outside * result)
+        if self.training.lora_rank:
+            # A frozen weight has no gradient; its adapters' own products are left out (their rank
+            # is a hundredth of the width).
+            wgrad = 0.0
         forward_comm = sum(map(self._comm, op.comm))
         gathers, reduces, exposed = self._backward_comms(op)
         share = self.rates.shares.communication_multiprocessors
+        kernels = self.context.workload.kernels
+        if kernels.tp_comm_overlap and self.context.layout.sp:
+            # The product runs in as many pieces as ranks, each beside the travel of the next
+            # (of a scatter: the one before); one piece's travel has no work beside it.
+            pieces = self.context.layout.tp
+            whole = Product(rows, outside, inside, local, result, operand)
+            cut = whole._replace(m=rows / pieces)
+            lost = pieces * gemm_seconds(cut, self.rates) - gemm_seconds(whole, self.rates)
+            split = forward + max(0.0, lost)
+            rest = (1 - 1 / pieces) * forward_comm
+            forward_comm = beside(split, rest, share) - forward + forward_comm / pieces
+            back = gathers + exposed
+            gathers, exposed = (1 - 1 / pieces) * back, back / pieces
+        elif not kernels.async_tensor_model_parallel_allreduce:
+            gathers, reduces, exposed = 0.0, 0.0, gathers + reduces + exposed
         grown_dgrad = beside(dgrad, gathers, share)
         grown_wgrad = beside(wgrad, reduces, share)
         dgrad_all = grown_dgrad + self._accumulate(op)
         return OpTime(
             op.name, op.kind, op.group, forward, forward_comm, dgrad_all, grown_wgrad, exposed,
-            gathers + reduces,
+            gathers + reduces, grown_dgrad - dgrad + grown_wgrad - wgrad,
         )  # fmt: skip
 
     def _backward_comms(self, op: Op) -> tuple[float, float, float]:
@@ -284,12 +376,9 @@ class _Timer:
         flops = float(op.flops.value(self.sizes))
         back = float(op.backward_flops.value(self.sizes))
         fused = bool(op.kernel) or not scores or len(op.outputs) > 1
-        comm = sum(map(self._comm, op.comm))
-        back_comm = sum(map(self._comm, op.backward_comm))
+        comm, back_comm = self._core_comms(op)
         if fused:
-            # Kernels that never form the scores skip the tiles above the diagonal.
-            done = float((op.flops * self.core_share).value(self.sizes))
-            share = done / flops if flops else 1.0
+            share = self._causal_tiles(flops, op)
             forward = (
                 max(
                     flops * share / self.attention[0],
@@ -306,8 +395,9 @@ class _Timer:
             )
             # Keys and values travel while the products of the block before are done.
             return OpTime(
-                op.name, op.kind, op.group, max(forward, comm), 0.0,
-                max(backward, back_comm) + self._accumulate(op), 0.0, 0.0, back_comm,
+                op.name, op.kind, op.group, forward, max(0.0, comm - forward),
+                backward + self._accumulate(op), 0.0, max(0.0, back_comm - backward),
+                min(backward, back_comm),
             )  # fmt: skip
         widest = max(scores, key=self.size)
         sb, heads, rows, keys = (
@@ -327,6 +417,38 @@ class _Timer:
             op.name, op.kind, op.group, forward, comm, backward + self._accumulate(op), 0.0,
             back_comm, 0.0,
         )  # fmt: skip
+
+    def _core_comms(self, op: Op) -> tuple[float, float]:
+        """Collectives of the core; keys and values go round under context parallelism.
+
+        Their gradients go round with them in backward. Graphs whose framework does not say how
+        (one rank's tensors are the same) are charged the ring as well.
+        """
+        comm = sum(map(self._comm, op.comm))
+        back = sum(map(self._comm, op.backward_comm))
+        layout = self.context.layout
+        if layout.cp == 1 or any(one.group == "cp" for one in op.comm):
+            return comm, back
+        sizes = self.sizes
+        wide = 2 * sizes["d"] * sizes["k"] / sizes["z"]
+        if self.context.model.mla:
+            wide = (sizes["d"] + sizes["p"] + sizes["g"]) * sizes["a"] / sizes["t"]
+        message = sizes["s"] * sizes["b"] * wide * self.context.act.itemsize
+        ring = collective_seconds(Collective.RING, message, *group_of("cp", layout), self.rates)
+        return comm + ring, back + 2 * ring
+
+    def _causal_tiles(self, flops: float, op: Op) -> float:
+        """Share of all score tiles that a fused kernel does.
+
+        It skips those above the diagonal and does those on it whole (FlashAttention-2, section
+        3.1.1: of n x n tiles n(n + 1)/2).
+        """
+        if not flops:
+            return 1.0
+        share = float((op.flops * self.core_share).value(self.sizes)) / flops
+        if share == 1.0:
+            return share
+        return min(1.0, share + _TILE / (2 * min(self.sizes["s"], self.sizes["y"])))
 
     # --- everything that moves bytes --------------------------------------------------------------
 
@@ -367,7 +489,10 @@ class _Timer:
             return 2 * self._bytes(self._real(op.outputs)), 1
         if op.kind == "loss":
             logits = self.graph.tensors[op.inputs[0]]
-            return _LOSS_FORWARD * float(logits.elements.value(self.sizes)), 8
+            each, kernels = (_FUSED_LOSS_FORWARD, 1) if self.fused_loss else (_LOSS_FORWARD, 8)
+            metrics = self.training.loss_metrics
+            each, kernels = each + _METRIC * metrics, kernels + 3 * metrics
+            return each * float(logits.elements.value(self.sizes)), kernels
         if op.name in self.fused_into:
             # Its kernel is the addition's; only the mask is extra.
             return self._bytes(n for n in op.outputs if n not in self._primary(op)), 0
@@ -391,7 +516,8 @@ class _Timer:
             return 3 * self._bytes(self._real(op.outputs)), 1
         if op.kind == "loss":
             logits = self.graph.tensors[op.inputs[0]]
-            return _LOSS_BACKWARD * float(logits.elements.value(self.sizes)), 2
+            each = _FUSED_LOSS_BACKWARD if self.fused_loss else _LOSS_BACKWARD
+            return each * float(logits.elements.value(self.sizes)), 2
         made = self._bytes(self._real(op.inputs))
         saved = self._bytes(op.saves)
         total = gradients + saved + made

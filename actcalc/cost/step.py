@@ -9,25 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from actcalc.cost.collective import collective_seconds, send_seconds
+from actcalc.cost.optimizer import optimizer_time
 from actcalc.cost.rates import Rates
 from actcalc.cost.roofline import NOTHING, LayerTime, Roofline, beside
 from actcalc.errors import SpecError
 from actcalc.layers.graph import Collective, Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.placement import microbatches, placement
+from actcalc.memory.states import parameters_of, recipe, replicas, sum_parameters
 from actcalc.policy.rules import Policy, parse_policy
 from actcalc.policy.stage import StagePolicy
 from actcalc.specs.run import Run
-
-# Bytes an Adam step moves per parameter with fp32 gradients and states and 16-bit weights: norm 4,
-# clipping 4+4, update 4 (gradient) + 3 · 8 (master weight, two moments), weight copied back 4+2,
-# gradient zeroed 4 (apex FusedAdam; Megatron-Core optimizer/optimizer.py, clip_grads.py). fp16 also
-# unscales gradients and looks for infinities, 4+4.
-_ADAM_BYTES = 50
-_UNSCALE_BYTES = 8
-_GRADIENT_BYTES = 4  # replicas reduce fp32 gradients (Megatron accumulate_allreduce_grads_in_fp32)
+from actcalc.specs.training import Training
 
 
 @dataclass(frozen=True)
@@ -50,6 +46,10 @@ class StepTime:
     """Forward of one micro-batch through the busiest stage."""
     backward: float
     """Its backward, re-run included."""
+    rerun: float
+    """Of that backward: forward work done again."""
+    stage: int
+    """The busiest stage."""
 
 
 def chunk_layers(run: Run) -> int:
@@ -85,15 +85,16 @@ def step_time(
     times = _chunk_times(model, policy, roofline, chunks)
     sends = _send(model, rates)
     pipeline, bubble = _pipeline(model, times, sends, batches)
-    parameters = _parameters(model, chunks)
-    busiest = max(
-        (sum(c.forward for c in stage), sum(c.backward for c in stage)) for stage in times
+    training = roofline.training
+    parameters = _trained(model, chunks, training)
+    whole = [sum(stage, NOTHING) for stage in times]
+    stage = max(range(len(whole)), key=lambda index: (whole[index].forward, whole[index].backward))
+    busiest = whole[stage]
+    gradients = _gradients(model, parameters, rates, busiest.backward, training)
+    optimizer = max(
+        optimizer_time(model, graphs, training, rates).total
+        for graphs in _stage_graphs(model, chunks)
     )
-    gradients = _gradients(model, parameters, rates, busiest[1])
-    shards = layout.dp * layout.cp if layout.zero else 1
-    half = model.context.workload.precision in ("fp16", "amp-fp16")
-    moved = (_ADAM_BYTES + half * _UNSCALE_BYTES) * sum(parameters) / shards
-    optimizer = moved / rates.memory
     return StepTime(
         total=pipeline + gradients + optimizer,
         pipeline=pipeline,
@@ -101,8 +102,10 @@ def step_time(
         gradients=gradients,
         optimizer=optimizer,
         microbatches=batches,
-        forward=busiest[0],
-        backward=busiest[1],
+        forward=busiest.forward,
+        backward=busiest.backward,
+        rerun=busiest.rerun,
+        stage=stage,
     )
 
 
@@ -120,10 +123,11 @@ def _chunk_times(
         for chunk in stage:
             total = NOTHING
             for (graph, chosen), amount in _tally(stages, chunk).items():
-                one = _sharded(model, graph, roofline.layer(graph, chosen), roofline.rates)
+                one = _sharded(roofline, graph, roofline.layer(graph, chosen))
                 total = total + _times(one, amount)
             if chunk.start == 0 and len(chunk):
                 total = total + roofline.ends(model.embedding)
+                total = total + _unhidden(roofline, stages.graph(0))
             if chunk.stop == last and len(chunk):
                 total = total + roofline.ends(model.head)
                 if model.mtp:
@@ -148,32 +152,68 @@ def _times(time: LayerTime, count: int) -> LayerTime:
     )  # fmt: skip
 
 
-def _sharded(model: ModelGraph, graph: Graph, time: LayerTime, rates: Rates) -> LayerTime:
+class _Shards(NamedTuple):
+    """Seconds of one graph's collectives under ZeRO-3; 0 without."""
+
+    gather: float
+    scatter: float
+
+
+def _shards(roofline: Roofline, graph: Graph) -> _Shards:
+    model, rates, training = roofline.model, roofline.rates, roofline.training
+    context = model.context
+    layout = context.layout
+    found = [0.0, 0.0]
+    if layout.zero < 3:
+        return _Shards(0.0, 0.0)
+    rules = recipe(model, training)
+    parameters = parameters_of(model, graph, training)
+    reduced = _reduced_bytes(training, rules.name, context.act.itemsize)
+    for group, expert in ((parameters.dense, False), (parameters.expert, True)):
+        ranks = replicas(layout, training, expert=expert)
+        stride = layout.ep * (layout.etp or layout.tp) if expert else layout.tp
+        found[0] += collective_seconds(
+            Collective.ALL_GATHER, group.parameters * rules.gathered, ranks, stride, rates
+        )
+        found[1] += collective_seconds(
+            Collective.REDUCE_SCATTER, group.trained * reduced, ranks, stride, rates
+        )
+    return _Shards(*found)
+
+
+def _sharded(roofline: Roofline, graph: Graph, time: LayerTime) -> LayerTime:
     """A layer whose weights are sharded over replicas (ZeRO-3, FSDP).
 
     Weights are gathered before its forward and again before its backward, gradients scattered
     after it, each beside the neighbouring layers' work (FSDP prefetches one layer).
     """
-    context = model.context
-    layout = context.layout
-    replicas = layout.dp * layout.cp
-    if layout.zero < 3 or replicas == 1:
+    gather, scatter = _shards(roofline, graph)
+    if not gather:
         return time
-    count = float(graph.parameters().value(model.sizes))
-    item = context.act.itemsize
-    stride = layout.tp
-    gather = collective_seconds(Collective.ALL_GATHER, count * item, replicas, stride, rates)
-    # Gradients are reduced in fp32 (FSDP's mixed precision with reduce_dtype float32).
-    scatter = collective_seconds(
-        Collective.REDUCE_SCATTER, count * _GRADIENT_BYTES, replicas, stride, rates
-    )
-    share = rates.shares.communication_multiprocessors
+    share = roofline.rates.shares.communication_multiprocessors
     return LayerTime(
         forward=beside(time.forward, gather, share),
         rerun=time.rerun,
         backward=beside(time.backward, gather + scatter, share),
         weight_gradient=time.weight_gradient,
     )
+
+
+def _unhidden(roofline: Roofline, first: Graph) -> LayerTime:
+    """What has no work to run beside under ZeRO-3, once per micro-batch.
+
+    The outermost unit (embedding, head and last norm) and the first layer are gathered before
+    anything can run; their gradients are scattered when nothing is left to run (torch FSDP's root
+    unit; fully_shard alike).
+    """
+    model = roofline.model
+    ends = [_shards(roofline, graph) for graph in (model.embedding, model.head)]
+    if any(weight.scope for weight in model.head.weights):
+        ends = ends[:1]  # a tied embedding is one tensor
+    inner = _shards(roofline, first)
+    gather = inner.gather + sum(end.gather for end in ends)
+    scatter = inner.scatter + sum(end.scatter for end in ends)
+    return LayerTime(gather, 0.0, scatter, 0.0)
 
 
 def _send(model: ModelGraph, rates: Rates) -> float:
@@ -204,49 +244,71 @@ def _pipeline(
         return count * (chunk.forward + chunk.backward), 0.0
     from actcalc.memory.schedule import makespan
 
-    # Megatron's schedules wait for each send and receive (overlap_p2p_communication is off by
-    # default and needs interleaving), so a message occupies the stage that waits for it.
+    # A message occupies the stage that waits for it. Megatron-Core's interleaved schedule alone
+    # sends and receives beside the next chunk's work (training/arguments.py: overlap_p2p_comm is on
+    # unless --no-overlap-p2p-communication, and set off without interleaving).
+    hidden = layout.vpp > 1 and model.context.framework.name.startswith("megatron")
+
+    def occupied(seconds: float) -> float:
+        return max(seconds, send) if hidden else seconds + send
+
     run = makespan(
         layout.pipeline,
         layout.pp,
         count,
         layout.vpp,
-        forward_seconds=[[chunk.forward + send for chunk in stage] for stage in times],
-        backward_seconds=[[chunk.backward + send for chunk in stage] for stage in times],
+        forward_seconds=[[occupied(chunk.forward) for chunk in stage] for stage in times],
+        backward_seconds=[[occupied(chunk.backward) for chunk in stage] for stage in times],
         weight_seconds=[[chunk.weight_gradient for chunk in stage] for stage in times],
     )
     return run.total_seconds, run.bubble_ratio
 
 
-def _parameters(model: ModelGraph, chunks: tuple[tuple[range, ...], ...]) -> tuple[float, float]:
-    """Parameters of the busiest rank: those reduced over all replicas, and routed experts."""
+def _stage_graphs(model: ModelGraph, chunks: tuple[tuple[range, ...], ...]) -> list[list[Graph]]:
+    """The graphs on each stage, layers as often as they are there."""
     stages = StagePolicy(model, Policy("none"))
     last = max(chunk.stop for stage in chunks for chunk in stage)
-    best = (0.0, 0.0)
+    result = []
     for stage in chunks:
-        dense = experts = 0.0
         graphs = [stages.graph(layer) for chunk in stage for layer in chunk]
         if any(chunk.start == 0 and len(chunk) for chunk in stage):
             graphs.append(model.embedding)
         if any(chunk.stop == last and len(chunk) for chunk in stage):
+            graphs += [model.mtp.graph] * model.mtp.count if model.mtp else []
             graphs.append(model.head)
+        result.append(graphs)
+    return result
+
+
+def _trained(
+    model: ModelGraph, chunks: tuple[tuple[range, ...], ...], training: Training
+) -> tuple[int, int]:
+    """Trained parameters of the busiest rank: those of all replicas, and routed experts."""
+    best = (0, 0)
+    for graphs in _stage_graphs(model, chunks):
         seen: set[str] = set()
-        for graph in graphs:
-            for weight in graph.weights:
-                if weight.scope and weight.scope in seen:
-                    continue
-                seen.add(weight.scope)
-                size = float(weight.parameters.value(model.sizes))
-                if weight.expert:
-                    experts += size
-                else:
-                    dense += size
-        best = max(best, (dense, experts), key=sum)
+        total = sum_parameters(parameters_of(model, graph, training, seen) for graph in graphs)
+        best = max(best, (total.dense.trained, total.expert.trained), key=sum)
     return best
 
 
+def _reduced_bytes(training: Training, name: str, item: int) -> int:
+    """Bytes of one gradient as replicas reduce it.
+
+    fp32 unless the run or its recipe says otherwise: Megatron's accumulate_allreduce_grads_in_fp32,
+    FSDP's reduce_dtype, DDP's fp32 gradients; 16-bit ones of the recipes mixed and pure.
+    """
+    if name in ("mixed", "pure"):
+        return item
+    return 2 if training.gradients_in_16_bit else 4
+
+
 def _gradients(
-    model: ModelGraph, parameters: tuple[float, float], rates: Rates, backward: float
+    model: ModelGraph,
+    parameters: tuple[int, int],
+    rates: Rates,
+    backward: float,
+    training: Training,
 ) -> float:
     """Exposed seconds of reducing gradients over replicas.
 
@@ -258,13 +320,15 @@ def _gradients(
     if replicas == 1 or layout.zero == 3:
         return 0.0
     dense, experts = parameters
+    name = recipe(model, training).name
+    element = _reduced_bytes(training, name, model.context.act.itemsize)
     seconds = 0.0
     groups = [(dense, replicas, layout.tp)]
     if experts:
         over = max(1, replicas * layout.tp // (layout.ep * (layout.etp or layout.tp)))
         groups.append((experts, over, layout.ep * (layout.etp or layout.tp)))
     for count, size, stride in groups:
-        message = count * _GRADIENT_BYTES
+        message = count * element
         if layout.zero == 0:
             seconds += collective_seconds(Collective.ALL_REDUCE, message, size, stride, rates)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -184,13 +184,16 @@ def default_policies(model: ModelGraph) -> tuple[str, ...]:
     return (*chosen[:-1], *extra, chosen[-1])
 
 
-def compare_run(run: Run) -> Comparison:
-    """Compare the run's policies (or the usual ones); raises ``SpecError`` for an unknown one."""
+def compare_run(run: Run, efficiency: Mapping[str, float] | None = None) -> Comparison:
+    """Compare the run's policies (or the usual ones); raises ``SpecError`` for an unknown one.
+
+    ``efficiency`` overrides shares of the device's peaks.
+    """
     graph = model_graph(run.model, run.layout, run.workload, run.framework)
-    return _compare(run, graph)
+    return _compare(run, graph, efficiency)
 
 
-def _compare(run: Run, graph: ModelGraph) -> Comparison:
+def _compare(run: Run, graph: ModelGraph, efficiency: Mapping[str, float] | None) -> Comparison:
     chunks = placement(run.model.depth, run.layout)[0]
     counts = held(run.layout, microbatches(run.layout, run.workload))[0]
     names = run.policies or default_policies(graph)
@@ -199,7 +202,7 @@ def _compare(run: Run, graph: ModelGraph) -> Comparison:
     stored_none = base.stored_bytes(chunks, counts)
     figures = tuple(_figure(run, graph, policy, chunks, counts, stored_none) for policy in policies)
     if run.device:
-        figures = _with_times(run, graph, policies, figures)
+        figures = _with_times(run, graph, policies, figures, efficiency)
     layers = sum(len(chunk) for chunk in chunks)
     in_flight = _in_flight(chunks, counts)
     return Comparison(
@@ -217,19 +220,23 @@ def _compare(run: Run, graph: ModelGraph) -> Comparison:
         policies=figures,
         checkpoint_optimum=_optimum(graph, layers, in_flight),
         advice=_advice(figures, graph),
-        notes=_notes(run, graph, figures),
+        notes=_notes(run, graph, figures, efficiency),
     )
 
 
 def _with_times(
-    run: Run, graph: ModelGraph, policies: Sequence[Policy], figures: Sequence[PolicyFigure]
+    run: Run,
+    graph: ModelGraph,
+    policies: Sequence[Policy],
+    figures: Sequence[PolicyFigure],
+    efficiency: Mapping[str, float] | None,
 ) -> tuple[PolicyFigure, ...]:
     """The figures with what each policy costs in time on the run's device."""
     from dataclasses import replace
 
     from actcalc.planner.timing import time_policies
 
-    times = time_policies(run, graph, main_run(graph).graph, policies)
+    times = time_policies(run, graph, main_run(graph).graph, policies, efficiency)
     first = times[0].largest_samples_per_second
     return tuple(
         replace(
@@ -389,7 +396,12 @@ def _advice(figures: Sequence[PolicyFigure], graph: ModelGraph) -> str:
     return f"{text}." if first.policy == low.policy else f"{text}; {lowest}."
 
 
-def _notes(run: Run, graph: ModelGraph, figures: Sequence[PolicyFigure]) -> tuple[str, ...]:
+def _notes(
+    run: Run,
+    graph: ModelGraph,
+    figures: Sequence[PolicyFigure],
+    efficiency: Mapping[str, float] | None,
+) -> tuple[str, ...]:
     notes = list(run.warnings)
     notes += [note for kind in graph.kinds for note in kind.graph.notes]
     if graph.mtp is not None:
@@ -405,6 +417,10 @@ def _notes(run: Run, graph: ModelGraph, figures: Sequence[PolicyFigure]) -> tupl
             "their 16-bit form here."
         )
     notes += idle_settings(run, one_layer=False)
+    if run.device:
+        from actcalc.cost.rates import default_note
+
+        notes.append(default_note(run.device, efficiency))
     for figure in figures:
         if figure.hardware_flops_convention == "paper":
             notes.append(
@@ -413,4 +429,4 @@ def _notes(run: Run, graph: ModelGraph, figures: Sequence[PolicyFigure]) -> tupl
                 f"ops that re-run add {figure.recompute_flops_per_model_flops_ratio:.1%} "
                 "(see: actcalc explain selective)."
             )
-    return tuple(dict.fromkeys(notes))
+    return tuple(dict.fromkeys(note for note in notes if note))

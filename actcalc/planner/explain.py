@@ -15,6 +15,8 @@ from actcalc.cost.flops import (
     paper_model_flops,
     paper_selective_flops,
 )
+from actcalc.cost.overhead import Overhead, overhead
+from actcalc.cost.rates import default_note
 from actcalc.errors import SpecError
 from actcalc.layers.algebra import Expr, total
 from actcalc.layers.context import LEGEND, whole
@@ -51,6 +53,8 @@ class Explanation(Result):
     """Paper and section, or framework file."""
     example: str
     """The run the numbers are of."""
+    overhead: Overhead | None = None
+    """For the term overhead: where each policy's slow-down comes from, in numbers; else null."""
 
 
 Body = tuple[str, tuple[str, ...], str]
@@ -349,11 +353,24 @@ ALIASES: Mapping[str, str] = {
     "gib": "units",
 }
 
-TERMS = tuple(_EXPLAINERS)
+OVERHEAD = "overhead"
+"""The one term that depends on device and policies."""
+_OVERHEAD_WORDS = (OVERHEAD, "slow-down", "slowdown", "39", "39%", "39 %", "33%")
+TERMS = (*_EXPLAINERS, OVERHEAD)
 
 
-def explain_term(term: str, run: Run) -> Explanation:
-    """Explain ``term`` with the numbers of ``run``; ``SpecError`` for an unknown term."""
+def is_overhead(term: str) -> bool:
+    """Whether ``term`` asks for a slow-down in time, which needs a device."""
+    return term.strip().lower() in _OVERHEAD_WORDS
+
+
+def explain_term(term: str, run: Run, efficiency: Mapping[str, float] | None = None) -> Explanation:
+    """Explain ``term`` with the numbers of ``run``; ``SpecError`` for an unknown term.
+
+    ``efficiency`` overrides shares of a device's peaks where the term is of times.
+    """
+    if is_overhead(term):
+        return _explain_overhead(run, efficiency)
     word = term.strip().lower().replace("ψ", "psi").removesuffix("d") if "ψ" in term else term
     word = word.strip().lower()
     key = word if word in _EXPLAINERS else ALIASES.get(word, "")
@@ -363,12 +380,18 @@ def explain_term(term: str, run: Run) -> Explanation:
         raise SpecError(f"nothing to explain under {term!r}", hint)
     graph = model_graph(run.model, run.layout, run.workload, run.framework)
     title, lines, origin = _EXPLAINERS[key](run, graph)
+    return Explanation(term=key, title=title, lines=lines, source=origin, example=_example(run))
+
+
+def _example(run: Run) -> str:
     layout = run.layout
     degrees = [
-        f"{n} {getattr(layout, n)}" for n in ("tp", "pp", "cp", "ep") if getattr(layout, n) > 1
+        f"{n} {getattr(layout, n)}"
+        for n in ("tp", "pp", "cp", "ep", "dp")
+        if getattr(layout, n) > 1
     ]
     degrees += ["sp"] if layout.sp else []
-    example = " ".join(
+    return " ".join(
         [
             run.model.name,
             f"s {run.workload.seq} b {run.workload.micro_batch}",
@@ -376,7 +399,31 @@ def explain_term(term: str, run: Run) -> Explanation:
             f"{run.workload.attention} attention, {run.framework.name} kernels",
         ]
     )
-    return Explanation(term=key, title=title, lines=lines, source=origin, example=example)
+
+
+def _explain_overhead(run: Run, efficiency: Mapping[str, float] | None) -> Explanation:
+    found = overhead(run, run.policies or ("full", "selective"), efficiency)
+    lines = []
+    for one in found.policies:
+        lines.append(
+            f"{one.policy}: one layer's forward and backward take "
+            f"{1e3 * (one.forward_seconds + one.backward_seconds):.4g} ms, re-running adds "
+            f"{1e3 * one.rerun_seconds:.4g} ms, {100 * one.layer_ratio:.1f} %; a step of "
+            f"{one.plain_step_seconds:.4g} s grows to {one.step_seconds:.4g} s, "
+            f"{100 * one.slowdown_ratio:.1f} %."
+        )
+        lines.append(one.reason)
+    lines += found.reasons
+    note = default_note(run.device, efficiency) if run.device else ""
+    lines += [note] if note else []
+    return Explanation(
+        term=OVERHEAD,
+        title="where a policy's slow-down comes from",
+        lines=tuple(lines),
+        source=f"{KORTHIKANTI}, section 6.2; times from presets/devices and presets/efficiency",
+        example=f"{_example(run)}, {found.device}",
+        overhead=found,
+    )
 
 
 def _words(name: str) -> str:

@@ -75,7 +75,8 @@ def _roofline(
     run: Run, graph: ModelGraph, device: Device, efficiency: Mapping[str, float] | None
 ) -> Roofline:
     precision, count = run.workload.precision, run.layout.devices
-    return Roofline(graph, rates_of(device, precision, efficiency, devices=count))
+    rates = rates_of(device, precision, efficiency, devices=count)
+    return Roofline(graph, rates, run.training)
 
 
 def _timed(

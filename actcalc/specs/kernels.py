@@ -33,6 +33,8 @@ class KernelOptions(Spec):
     """Fuse bias and activation (bias_gelu_fusion, bias_swiglu_fusion)."""
     activation_func_fp8_input_store: bool = False
     """A fused SwiGLU keeps its input in fp8."""
+    use_fused_weighted_squared_relu: bool = False
+    """Experts' squared ReLU and routing weights are one kernel, which keeps its inputs."""
     bias_dropout_fusion: bool = True
     """Fuse bias, dropout and residual addition; it keeps the same mask either way."""
     moe_grouped_gemm: Literal["auto", "on", "off"] = "auto"
@@ -49,3 +51,11 @@ class KernelOptions(Spec):
     """Fuse the vocabulary-parallel cross-entropy; it keeps the same fp32 softmax either way."""
     make_vocab_size_divisible_by: Count = 0
     """Pad the vocabulary to a multiple of this times tp (Megatron's own default is 128; 0: no)."""
+    async_tensor_model_parallel_allreduce: bool = True
+    """Reduce input gradients over tensor-parallel ranks beside the weight gradient's product; false
+    (Megatron's --no-async-tensor-model-parallel-allreduce, its code before 2022, plain DTensor
+    tensor parallelism): everything waits. Changes time alone."""
+    tp_comm_overlap: bool = False
+    """Gather and scatter beside the product that needs them, piece by piece (Megatron's
+    --tp-comm-overlap with Transformer Engine's user buffers, torchtitan's async TP; both need
+    sequence parallelism). Changes time alone."""

@@ -37,6 +37,15 @@ class Training(Spec):
     gradients_in_16_bit: bool = False
     """Accumulate and reduce gradients in 16 bits (Megatron without
     accumulate_allreduce_grads_in_fp32, or with grad_reduce_in_bf16)."""
+    whole_weights: Literal["none", "dealt", "packed"] = "none"
+    """Muon's states live whole on one rank each (Megatron's layer-wise distributed optimizer):
+    dealt out by size (--no-use-layer-wise-param-layout), or packed by buckets; none: no or an even
+    split."""
+    overlapped_reduction: bool = False
+    """Gradients are reduced by buckets while backward runs (Megatron's --overlap-grad-reduce)."""
+    overlapped_messages: bool = True
+    """An interleaved pipeline sends and receives while it computes (Megatron's overlap_p2p_comm;
+    false: --no-overlap-p2p-communication)."""
     shards: Degree | None = None
     """Ranks over which ZeRO shards, when fewer than all replicas (hybrid sharding)."""
     instances: Degree = 1
@@ -72,6 +81,9 @@ class Training(Spec):
     compiled_loss: bool = False
     """The cross-entropy is compiled (torch.compile): what is fp32 lives inside its kernels, and
     the logits themselves are kept for backward."""
+    loss_metrics: Count = 0
+    """Further cross-entropies of every micro-batch's logits, forward only, that a trainer logs
+    (Composer's LanguageCrossEntropy and LanguagePerplexity are 2). Changes time alone."""
     lora_rank: Count = 0
     """Rank of low-rank adapters; 0 trains every weight."""
     lora_targets: Targets = "all"
@@ -84,6 +96,12 @@ class Training(Spec):
     """Weights themselves are fp8 (Megatron's --fp8-param-gather), not only copies of them."""
 
     def _check(self) -> None:
+        if self.whole_weights != "none" and self.optimizer != "muon":
+            raise SpecError(
+                f"whole_weights {self.whole_weights} is for muon, the optimizer is "
+                f"{self.optimizer}",
+                "add --optimizer muon, or drop whole_weights",
+            )
         if self.shards is not None and self.shards < 1:
             raise SpecError(f"training: shards is {self.shards}", "use a value of at least 1")
         if self.lora_targets != "all" and not self.lora_rank:

@@ -1,46 +1,109 @@
-"""Where a slow-down comes from, op by op: the parts add up, and the reason is said."""
+"""Where a slow-down comes from: the parts add up to what a comparison prints."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from actcalc.cost.overhead import overhead, overhead_lines
+from actcalc.cost.overhead import overhead
 from actcalc.errors import SpecError
-from actcalc.policy.rules import parse_policy
+from actcalc.planner.compare import compare_run
+from actcalc.planner.explain import explain_term
 from actcalc.specs.run import load_run
 
-
-def run_of(**changes):
-    return load_run("gpt-22b", layout={"tp": 8}, device="a100-80gb", **changes)
+POLICIES = ("none", "selective", "full", "full-sharded", "ffn", "block:3", "every:2", "norm")
 
 
-@pytest.mark.parametrize("name", ["none", "selective", "full", "ffn", "attention"])
-def test_parts_add_up(name):
-    found = overhead(run_of(), parse_policy(name, layers=48))
-    assert sum(row.forward_seconds for row in found.rows) == pytest.approx(found.forward_seconds)
-    assert sum(row.backward_seconds for row in found.rows) == pytest.approx(found.backward_seconds)
+def run_of(name="gpt-22b", **changes):
+    return load_run(name, **{"layout": {"tp": 8}, "device": "a100-80gb", **changes})
+
+
+CASES = {
+    "gpt": run_of(),
+    "pipeline": run_of(layout={"tp": 8, "pp": 4, "sp": True}, workload={"global_batch": 8}),
+    "sharded": run_of("llama-3-8b", layout={"dp": 8, "zero": 3}),
+    "moe": run_of("deepseek-v3", layout={"tp": 2, "sp": True, "ep": 4}, framework="megatron"),
+    "context": run_of("llama-3-8b", layout={"cp": 4}, framework="megatron"),
+}
+
+
+@pytest.mark.parametrize("run", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_parts_add_up_to_the_comparison(run, policy):
+    (found,) = overhead(run, [policy]).policies
+    plain, figure = compare_run(_with(run, ("none", policy))).policies
     assert sum(row.rerun_seconds for row in found.rows) == pytest.approx(found.rerun_seconds)
+    assert sum(row.forward_seconds for row in found.rows) == pytest.approx(found.forward_seconds)
+    assert found.forward_seconds == pytest.approx(figure.layer_forward_seconds)
+    assert found.backward_seconds == pytest.approx(plain.layer_backward_seconds)
+    added = figure.layer_backward_seconds - plain.layer_backward_seconds
+    assert found.rerun_seconds == pytest.approx(added, abs=1e-12)
+    assert found.step_seconds == figure.step_seconds
+    assert found.slowdown_ratio == pytest.approx(figure.slowdown_ratio)
+    parts = sum(part.seconds for part in found.parts)
+    assert parts == pytest.approx(figure.step_seconds - plain.step_seconds, abs=1e-9)
+    assert found.rungs[-1].ratio == pytest.approx(found.layer_ratio)
 
 
-def test_full_costs_more_time_than_flops():
-    found = overhead(run_of(), parse_policy("full", layers=48))
-    assert found.flops_ratio == pytest.approx(1 / 3)
-    assert 0.36 < found.time_ratio < 0.42
-    assert found.hidden_seconds > 0
-    assert found.exposed_seconds > 0
-    alone = load_run("gpt-22b", device="a100-80gb")
-    single = overhead(alone, parse_policy("full", layers=48))
-    assert single.exposed_seconds == single.hidden_seconds == 0
-    assert single.time_ratio < found.time_ratio
+def _with(run, policies):
+    from dataclasses import replace
+
+    return replace(run, policies=policies)
 
 
-def test_lines():
-    text = "\n".join(overhead_lines(run_of(), "full"))
-    assert "FLOPs say 33.3%" in text
-    assert "fc1" in text
-    assert "beside the products" in text
+def test_full_costs_more_time_than_flops_because_of_collectives():
+    (found,) = overhead(run_of(), ["full"]).policies
+    flops, products, kernels, collectives = (rung.ratio for rung in found.rungs)
+    assert flops == pytest.approx(1 / 3)
+    assert products < kernels < collectives
+    assert collectives - kernels > kernels - flops
+    assert 0.36 < collectives < 0.42
+    (alone,) = overhead(load_run("gpt-22b", device="a100-80gb"), ["full"]).policies
+    assert alone.rungs[2].ratio == pytest.approx(alone.rungs[3].ratio)
+
+
+def test_efficiency_moves_it():
+    slow = overhead(run_of(), ["full"], {"communication": 0.1}).policies[0]
+    assert slow.layer_ratio > overhead(run_of(), ["full"]).policies[0].layer_ratio
 
 
 def test_needs_a_device():
     with pytest.raises(SpecError):
-        overhead_lines(load_run("gpt-22b"), "full")
+        overhead(load_run("gpt-22b"), ["full"])
+
+
+def test_explanation():
+    result = explain_term("overhead", run_of(policies=("full",)))
+    assert [one.policy for one in result.overhead.policies] == ["full"]
+    assert "33.3 %" in " ".join(result.lines)
+
+
+def test_command(cli):
+    default = cli("explain", "overhead", "--json")
+    named = cli(
+        "explain", "overhead", "gpt-22b", "--tp", "8", "--micro-batch", "4",
+        "--device", "a100-80gb", "--json",
+    )  # fmt: skip
+    one, other = json.loads(default.out), json.loads(named.out)
+    assert one["overhead"] == other["overhead"]
+    assert "No --device given" in " ".join(one["lines"])
+    assert "No --device given" not in " ".join(other["lines"])
+
+
+def test_table_names_ops_at_80_columns(cli):
+    outcome = cli("explain", "overhead", "--policy", "full")
+    assert outcome.code == 0
+    assert "fc1" in outcome.out
+    assert "of collectives" in outcome.out
+    assert max(map(len, outcome.out.splitlines())) <= 80
+
+
+def test_efficiency_needs_a_time(cli):
+    for words in (
+        ("explain", "34", "--efficiency", "gemm=0.5"),
+        ("gpt-22b", "--efficiency", "a100"),
+    ):
+        outcome = cli(*words)
+        assert outcome.code == 2
+        assert "--efficiency" in outcome.err

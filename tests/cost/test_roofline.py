@@ -51,13 +51,27 @@ def test_large_products_reach_the_stated_share():
     assert 0.95 < share <= 1
 
 
+def _steps(kind, message, size):
+    return collective_seconds(kind, message, size, 1, A100) - A100.shares.collective_seconds
+
+
 @given(size=st.integers(2, 64), message=st.floats(1e3, 1e10))
 def test_all_reduce_is_scatter_and_gather(size, message):
-    def seconds(kind):
-        return collective_seconds(kind, message, size, 1, A100) - A100.shares.collective_seconds
+    """Inside a node; across nodes its steps may take a tree, which is never slower."""
+    both = _steps(Collective.REDUCE_SCATTER, message, size)
+    both += _steps(Collective.ALL_GATHER, message, size)
+    together = _steps(Collective.ALL_REDUCE, message, size)
+    assert together <= both * (1 + 1e-9)
+    if size <= A100.node:
+        assert together == pytest.approx(both)
 
-    both = seconds(Collective.REDUCE_SCATTER) + seconds(Collective.ALL_GATHER)
-    assert seconds(Collective.ALL_REDUCE) == pytest.approx(both)
+
+def test_ring_steps_grow_with_ranks_and_tree_steps_with_their_logarithm():
+    tiny = 1.0
+    rings = [_steps(Collective.ALL_GATHER, tiny, size) for size in (64, 128, 256, 512)]
+    trees = [_steps(Collective.ALL_REDUCE, tiny, size) for size in (64, 128, 256, 512)]
+    assert rings[3] - rings[2] == pytest.approx(2 * (rings[2] - rings[1]), rel=0.05)
+    assert trees[3] - trees[2] == pytest.approx(trees[2] - trees[1], rel=0.05)
 
 
 def test_groups_across_nodes_share_their_network_cards():
