@@ -20,6 +20,12 @@ MARKS = ("num-layers", "hidden-size", "micro-batch-size", "tensor-model-parallel
          "encoder-num-layers", "seq-length")  # fmt: skip
 
 
+# Entries of vocab.txt of bert-large-cased and bert-large-uncased (Devlin et al. 2018).
+_WORD_PIECES = {"BertWordPieceCase": 28996, "BertWordPieceLowerCase": 30522}
+_MOST_LAYERS = 100_000
+_POSITIONS = {"rope": "rotary", "none": "none", "relative": "relative"}
+
+
 @dataclass(frozen=True)
 class Arguments:
     """Plain fields of the specs, to be validated by the caller."""
@@ -99,6 +105,7 @@ def read_arguments(data: Mapping[str, Any], name: str = "run") -> Arguments:
     warnings: list[str] = []
     model = _model(o, warnings)
     layout = _layout(o, model, warnings)
+    _graphs(o, warnings)
     training, framework = _training(o), _framework(o)
     workload = _workload(o, layout, framework)
     if o.flag("defer-embedding-wgrad-compute"):
@@ -118,12 +125,9 @@ def read_arguments(data: Mapping[str, Any], name: str = "run") -> Arguments:
 
 def _refuse(o: _Options, name: str) -> None:
     for option, what in (
-        ("hybrid-layer-pattern", "Mamba layers"),
-        ("hybrid-override-pattern", "Mamba layers"),
-        ("is-hybrid-model", "Mamba layers"),
-        ("mamba-num-heads", "Mamba layers"),
-        ("decoder-seq-length", "an encoder-decoder (T5)"),
-        ("decoder-num-layers", "an encoder-decoder (T5)"),
+        ("experimental-attention-variant", "attention other than that of GPT or DeepSeek-V3"),
+        ("linear-attention-freq", "linear attention"),
+        ("heterogeneous-layers-config-path", "layers that differ by a file"),
     ):
         if o.has(option):
             raise SpecError(
@@ -134,9 +138,8 @@ def _refuse(o: _Options, name: str) -> None:
 
 def _model(o: _Options, warnings: list[str]) -> dict[str, Any]:
     hidden, heads = o.number("hidden-size", 0), o.number("num-attention-heads", 0)
-    layers = o.number("num-layers", 0)
-    if not layers:
-        raise SpecError("num-layers is missing", "give num-layers")
+    hybrid = _hybrid(o)
+    layers, encoder = (len(hybrid["pattern"]), 0) if hybrid else _depth(o)
     gated = o.flag("swiglu")
     ffn = o.number("ffn-hidden-size", 0)
     if not ffn:
@@ -144,16 +147,13 @@ def _model(o: _Options, warnings: list[str]) -> dict[str, Any]:
         ffn = int((4 * hidden * 2 / 3) / 64) * 64 if gated else 4 * hidden
     bias = not o.flag("disable-bias-linear")
     position = o.text("position-embedding-type", "learned_absolute")
-    bert = o.flag("bert-no-binary-head") or o.text("model-family") == "bert"
+    pieces = o.text("tokenizer-type") in _WORD_PIECES and not encoder
+    bert = o.flag("bert-no-binary-head") or o.text("model-family") == "bert" or pieces
     kv = o.number("num-query-groups", 1) if o.flag("group-query-attention") else heads
-    vocab = o.number("vocab-size", 0)
-    if not vocab:
-        vocab = 50257
-        warnings.append(
-            "vocab-size is not given: GPT-2's 50257 entries are taken (padded like Megatron does)."
-        )
+    words = "BertWordPieceLowerCase" if bert or encoder else ""
+    vocab = o.number("vocab-size", 0) or _vocabulary(o, words, warnings)
     fields: dict[str, Any] = {
-        "family": "bert" if bert else "gpt",
+        "family": "bert" if bert else "t5" if encoder else "gpt",
         "layers": layers,
         "hidden": hidden,
         "heads": heads,
@@ -161,7 +161,7 @@ def _model(o: _Options, warnings: list[str]) -> dict[str, Any]:
         "head_dim": o.number("kv-channels", 0),
         "ffn": ffn,
         "vocab": vocab,
-        "position": {"rope": "rotary", "none": "none"}.get(position, "learned"),
+        "position": _POSITIONS.get(position, "learned"),
         "norm": "rmsnorm" if o.text("normalization") == "RMSNorm" else "layernorm",
         "activation": _activation(o, gated),
         "gated": gated,
@@ -182,13 +182,130 @@ def _model(o: _Options, warnings: list[str]) -> dict[str, Any]:
     if o.flag("qk-layernorm") and not o.flag("multi-latent-attention"):
         fields["qk_norm"] = "head"
     if bert:
-        fields |= {"causal": False, "head": "mlm", "head_bias": True, "token_types": 2}
-        if not o.flag("bert-no-binary-head"):
-            fields["token_types"] = 2
-    fields |= _moe(o, layers, ffn) | _latent(o)
-    if o.number("mtp-num-layers", 0):
+        # pretrain_bert.py: segments and a second head, of sentence order, come together
+        binary = not o.flag("bert-no-binary-head")
+        fields |= {"causal": False, "head": "mlm", "head_bias": True, "sentence_head": binary}
+        fields["token_types"] = 2 if binary else 0
+    if encoder:
+        # t5_model.py T5LMHead: the output has a bias where it shares the embedding
+        fields |= {"encoder_layers": encoder, "head_bias": fields["tied"]}
+        if fields["position"] == "relative":
+            fields["relative_buckets"] = o.number("relative-attention-num-buckets", 32)
+    fields |= _moe(o, layers, ffn) | _latent(o) | hybrid
+    if o.number("mtp-num-layers", 0) and "mtp_layers" not in fields:
         fields["mtp_layers"] = o.number("mtp-num-layers", 0)
+    if fields.get("mtp_layers", 0) and o.flag("mtp-use-repeated-layer"):
+        fields["mtp_shared"] = True
     return fields
+
+
+def _pattern(o: _Options) -> str:
+    """The layers of a hybrid as written, stages and prediction layers included; "" for others.
+
+    Older runs give shares of attention and feed-forward layers, and what is inside prediction
+    layers apart (arguments.py; hybrid_layer_allocation.py pattern_from_ratios).
+    """
+    written = o.text("hybrid-layer-pattern") or o.text("hybrid-override-pattern")
+    stack = any(word in " ".join(o.words("spec")) for word in ("mamba_stack", "hybrid_stack"))
+    if not written and (o.flag("is-hybrid-model") or stack):
+        written = _spread(
+            o.number("num-layers", 0),
+            o.real("hybrid-attention-ratio", 0.0),
+            o.real("hybrid-mlp-ratio", 0.0),
+        )
+    inside = o.text("mtp-hybrid-override-pattern")
+    if written and inside and "/" not in written:
+        written += f"/{inside}" * o.number("mtp-num-layers", 1)
+    return written
+
+
+def _spread(layers: int, attention: float, mlp: float) -> str:
+    """``layers`` state-space layers, a share of them replaced by others at even distances."""
+    if layers > _MOST_LAYERS or not 0 <= attention + mlp <= 1 or min(attention, mlp) < 0:
+        raise SpecError(
+            f"hybrid-attention-ratio {attention} and hybrid-mlp-ratio {mlp} of {layers} layers "
+            "are no shares",
+            "give shares of at most 1 together, or hybrid-layer-pattern",
+        )
+    letters = ["M"] * layers
+    for letter, share in (("*", attention), ("-", mlp)):
+        places = [index for index, each in enumerate(letters) if each == "M"]
+        count = round(layers * share)
+        for number in range(count):
+            letters[places[(2 * number + 1) * len(places) // (2 * count)]] = letter
+    return "".join(letters)
+
+
+def _hybrid(o: _Options) -> dict[str, Any]:
+    """Fields of a hybrid of state-space, attention and feed-forward layers.
+
+    A slash introduces what is inside each prediction layer; a bar divides pipeline stages
+    (models/hybrid/hybrid_layer_allocation.py).
+    """
+    written = _pattern(o)
+    if not written:
+        return {}
+    main, *inside = written.split("/")
+    inside = [part for part in inside if part]
+    if len(set(inside)) > 1:
+        raise SpecError(
+            f"hybrid-layer-pattern {written!r} has different prediction layers",
+            "write the same pattern after each slash",
+        )
+    plain = main.replace("|", "")
+    for letter in set(plain + "".join(inside)) - set("M*-E"):
+        raise SpecError(
+            f"hybrid-layer-pattern has {letter!r} layers, which are not modelled",
+            "M (Mamba), * (attention), - (feed-forward) and E (experts) are",
+        )
+    fields: dict[str, Any] = {
+        "pattern": plain,
+        "mamba": {
+            "state": o.number("mamba-state-dim", 128),
+            "head_dim": o.number("mamba-head-dim", 64),
+            "groups": o.number("mamba-num-groups", 8),
+            "heads": o.number("mamba-num-heads", 0),
+        },
+    }
+    if inside:
+        fields |= {"mtp_layers": len(inside), "mtp_pattern": inside[0]}
+    return fields
+
+
+def _depth(o: _Options) -> tuple[int, int]:
+    """Layers, and those of an encoder before them (0: there is none).
+
+    arguments.py sets num-layers to encoder-num-layers; a decoder of its own makes it T5.
+    """
+    encoder, decoder = o.number("encoder-num-layers", 0), o.number("decoder-num-layers", 0)
+    layers = o.number("num-layers", 0) or encoder
+    if not layers:
+        raise SpecError("num-layers is missing", "give num-layers")
+    if decoder or o.number("decoder-seq-length", 0) or o.text("model-family") == "t5":
+        return decoder or layers, layers
+    return layers, 0
+
+
+def _vocabulary(o: _Options, default: str, warnings: list[str]) -> int:
+    """Entries of the vocabulary that the tokenizer's type implies, where none is given.
+
+    The WordPiece types read BERT's vocabulary files; the tokenizer adds [BOS], [EOS] and the
+    extra ids (training/tokenizer/tokenizer.py _BertWordPieceTokenizer). Without a type BERT and
+    T5 take the lower-case one (args_defaults of pretrain_bert.py and pretrain_t5.py).
+    """
+    kind = o.text("tokenizer-type") or default
+    words = _WORD_PIECES.get(kind)
+    if words is None:
+        warnings.append(
+            "vocab-size is not given: GPT-2's 50257 entries are taken (padded like Megatron does)."
+        )
+        return 50257
+    vocab = words + 2 + o.number("vocab-extra-ids", 0)
+    warnings.append(
+        f"vocab-size is not given: {vocab} entries are taken, those of {kind} with BERT's own "
+        f"file ({words}), [BOS], [EOS] and the extra ids."
+    )
+    return vocab
 
 
 def _activation(o: _Options, gated: bool) -> str:
@@ -213,6 +330,7 @@ def _moe(o: _Options, layers: int, ffn: int) -> dict[str, Any]:
         "ffn": o.number("moe-ffn-hidden-size", 0) or ffn,
         "shared_ffn": o.number("moe-shared-expert-intermediate-size", 0),
         "shared_gate": o.flag("moe-shared-expert-gate"),
+        "latent": o.number("moe-latent-size", 0),
         "router": router,
         "correction_bias": o.flag("moe-router-enable-expert-bias"),
         "groups": o.number("moe-router-num-groups", 1),
@@ -297,6 +415,25 @@ def _layout(o: _Options, model: dict[str, Any], warnings: list[str]) -> dict[str
     return layout
 
 
+def _graphs(o: _Options, warnings: list[str]) -> None:
+    """Say what CUDA graphs do to memory, which is not modelled.
+
+    Captured modules read static copies of their inputs, one for each layer and micro-batch in
+    flight, and what they save lives in private pools: reserved all the time, but no longer counted
+    as allocated (transformer/cuda_graphs.py; torch.cuda.graph pools).
+    """
+    implementation = o.text("cuda-graph-impl", "none")
+    on = implementation if implementation != "none" else ""
+    for name in ("enable-cuda-graph", "external-cuda-graph"):
+        on = on or (name if o.flag(name) else "")
+    if on:
+        warnings.append(
+            f"CUDA graphs ({on}) are not modelled: static inputs and private pools of captured "
+            "modules add memory to these figures, and what captured modules save is reserved "
+            "rather than allocated."
+        )
+
+
 def _replicas(o: _Options, given: int, warnings: list[str]) -> int:
     """Replicas that the global batch allows: Megatron refuses a batch that they do not divide.
 
@@ -316,10 +453,10 @@ def _replicas(o: _Options, given: int, warnings: list[str]) -> int:
 
 
 def _zero(o: _Options) -> int:
-    strategy = o.text("data-parallel-sharding-strategy", "no_shard")
-    if o.flag("use-megatron-fsdp") or strategy != "no_shard" or o.flag("use-torch-fsdp2"):
-        if o.flag("use-torch-fsdp2"):
-            return 3
+    if o.flag("use-torch-fsdp2"):
+        return 3
+    if o.flag("use-megatron-fsdp"):
+        strategy = o.text("data-parallel-sharding-strategy", "no_shard")
         return {"optim_grads_params": 3, "optim_grads": 2, "optim": 1}.get(strategy, 0)
     return 1 if o.flag("use-distributed-optimizer") or o.text("optimizer") == "dist_muon" else 0
 
@@ -328,6 +465,14 @@ def _pipeline(o: _Options, model: dict[str, Any], pp: int) -> dict[str, Any]:
     layers: int = model["layers"]
     if pp == 1:
         return {}
+    stages = _pattern(o).split("/")[0].split("|")
+    if len(stages) > 1:
+        if len(stages) % pp:
+            raise SpecError(
+                f"hybrid-layer-pattern has {len(stages)} stages for pp {pp}", "check the pattern"
+            )
+        split_up: dict[str, Any] = {"layers_per_stage": tuple(len(stage) for stage in stages)}
+        return split_up | ({"vpp": len(stages) // pp} if len(stages) > pp else {})
     described = o.text("pipeline-model-parallel-layout")
     if described:
         return _described(described, pp, layers)
@@ -403,6 +548,7 @@ def _workload(o: _Options, layout: dict[str, Any], framework: str) -> dict[str, 
         "bias_activation_fusion": not (
             o.flag("no-bias-gelu-fusion") or o.flag("no-bias-swiglu-fusion")
         ),
+        "use_fused_weighted_squared_relu": o.flag("use-fused-weighted-squared-relu"),
         "make_vocab_size_divisible_by": o.number("make-vocab-size-divisible-by", 128),
     }
     if backend in ("flash", "fused", "unfused"):
@@ -421,13 +567,15 @@ def _workload(o: _Options, layout: dict[str, Any], framework: str) -> dict[str, 
                 balancing = "none"
             kernels["moe_router_load_balancing_type"] = balancing
     work: dict[str, Any] = {
-        "seq": o.number("seq-length", o.number("encoder-seq-length", 2048)),
+        "seq": o.number("encoder-seq-length", 0) or o.number("seq-length", 2048),
         "micro_batch": o.number("micro-batch-size", 1),
         "precision": precision,
         "fp8": fp8 and precision != "fp8",
         "attention": "flash" if flash else "eager",
         "kernels": kernels,
     }
+    if o.number("decoder-seq-length", 0):
+        work["decoder_seq"] = o.number("decoder-seq-length", 0)
     if o.has("global-batch-size"):
         batch, replicas = o.number("global-batch-size", 1), layout.get("dp", 1)
         if batch % (work["micro_batch"] * replicas) == 0:
@@ -452,9 +600,14 @@ def _training(o: _Options) -> dict[str, Any]:
         )
         or o.flag("grad-reduce-in-bf16"),
         "deterministic": o.flag("deterministic-mode"),
+        "overlapped_messages": not o.flag("no-overlap-p2p-communication"),
         "fp8_weights": o.flag("fp8-param-gather"),
         "persistent_buffers": o.flag("fsdp-double-buffer"),
     }
+    if names.get(optimizer) == "muon" and _zero(o) == 1:
+        older = optimizer == "dist_muon" or o.flag("no-use-layer-wise-param-layout")
+        training["whole_weights"] = "dealt" if older else "packed"
+        training["overlapped_reduction"] = o.flag("overlap-grad-reduce")
     training["instances"] = max(1, o.number("num-distributed-optimizer-instances", 1))
     if o.flag("use-precision-aware-optimizer"):
         sizes = [_itemsize(o, "exp-avg-dtype"), _itemsize(o, "exp-avg-sq-dtype")]

@@ -10,13 +10,13 @@ the op that saves the view saves the whole storage, and so does the graph.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from actcalc.errors import SpecError
 from actcalc.layers.algebra import Expr, symbol
 from actcalc.layers.context import Context
-from actcalc.layers.graph import Collective, Comm, DType, GraphBuilder
+from actcalc.layers.graph import Collective, Comm, DType, GraphBuilder, Weight
 from actcalc.layers.linear import dropout, linear, residual_add
 from actcalc.layers.norm import norm
 from actcalc.specs import LayerKind
@@ -46,6 +46,14 @@ class CoreInput:
     views: frozenset[str] = frozenset()
     repeats: bool = False
     equal_dims: bool = True
+    other: Context | None = None
+    """The side of an encoder-decoder that keys and values come from, if not the queries'."""
+    causal: bool = False
+    """A query sees only keys before it."""
+    mask: str = ""
+    """A mask that the run makes once and hands to every layer."""
+    bias: str = ""
+    """A learned bias of the scores that every layer of a stack adds."""
 
     def contiguous(self, name: str) -> bool:
         """Whether the tensor called ``name`` is a storage of its own."""
@@ -65,18 +73,18 @@ def _pv_flops(ctx: Context, x: CoreInput) -> Expr:
     return ctx.tokens * x.keys * x.out_width * 2
 
 
-def _scores_shape(ctx: Context) -> tuple[Expr, ...]:
-    return (ctx.b, ctx.heads, ctx.s, ctx.s_keys)
+def _scores_shape(ctx: Context, x: CoreInput) -> tuple[Expr, ...]:
+    return (ctx.b, ctx.heads, ctx.s, (x.other or ctx).s_keys)
 
 
 def _scores(g: GraphBuilder, ctx: Context, x: CoreInput) -> str:
     """Append QK^T (and a soft cap); return the scores."""
-    scores = g.tensor("scores", _scores_shape(ctx), ctx.act)
+    scores = g.tensor("scores", _scores_shape(ctx, x), ctx.act)
     inputs = list(dict.fromkeys([x.q, x.k]))
     flops = _qk_flops(ctx, x)
     g.op("qk", "core", GROUP, inputs, [scores], saves=inputs, flops=flops, modules=_CORE)
     if ctx.model.attention_softcap:
-        capped = g.tensor("scores_capped", _scores_shape(ctx), ctx.act)
+        capped = g.tensor("scores_capped", _scores_shape(ctx, x), ctx.act)
         # tanh keeps its output (ATen TanhBackward).
         g.op("softcap", "activation", GROUP, [scores], [capped], saves=[capped], modules=_CORE)
         scores = capped
@@ -101,7 +109,7 @@ def _eager_fused(g: GraphBuilder, ctx: Context, x: CoreInput) -> str:
     product's operand: one tensor.
     """
     scores = _scores(g, ctx, x)
-    probs = g.tensor("probs", _scores_shape(ctx), ctx.act)
+    probs = g.tensor("probs", _scores_shape(ctx, x), ctx.act)
     g.op("softmax", "softmax", GROUP, [scores], [probs], saves=[probs], modules=_CORE)
     return _weighted_values(g, ctx, x, probs)
 
@@ -114,20 +122,23 @@ def _eager_unfused(g: GraphBuilder, ctx: Context, x: CoreInput) -> str:
     """
     scores = _scores(g, ctx, x)
     fp32 = ctx.act is DType.FP32 or ctx.workload.kernels.attention_softmax_in_fp32
-    wide = g.tensor("probs_fp32", _scores_shape(ctx), DType.FP32) if fp32 else ""
+    wide = g.tensor("probs_fp32", _scores_shape(ctx, x), DType.FP32) if fp32 else ""
     kept = [wide] if fp32 else []
     inputs, saves, outputs = [scores], list(kept), list(kept)
-    if ctx.workload.padding_mask:
+    if x.mask:
+        inputs.append(x.mask)
+        saves.append(x.mask)
+    elif ctx.workload.padding_mask:
         mask = g.shared("attention_mask", (1, 1, ctx.s_keys, ctx.s_keys), DType.BOOL)
         inputs.append(mask)
         saves.append(mask)
-    elif ctx.model.causal and ctx.workload.seq > 1:
+    elif x.causal and ctx.length > 1:
         mask = g.tensor("causal_mask", (ctx.s_keys, ctx.s_keys), DType.BOOL)
         saves.append(mask)
         outputs.append(mask)
     probs = wide
     if not (fp32 and ctx.act is DType.FP32):
-        probs = g.tensor("probs", _scores_shape(ctx), ctx.act)
+        probs = g.tensor("probs", _scores_shape(ctx, x), ctx.act)
         outputs.append(probs)
         if not fp32:
             saves.append(probs)
@@ -144,10 +155,8 @@ def _repeated(g: GraphBuilder, ctx: Context, x: CoreInput) -> CoreInput:
     v = g.tensor("v_repeated", (ctx.s, ctx.b, x.out_width), ctx.act)
     inputs = list(dict.fromkeys([x.k, x.v]))
     g.op("repeat_kv", "copy", GROUP, inputs, [k, v], modules=_CORE)
-    return CoreInput(
-        x.q, k, v, x.q_width, x.q_width, x.out_width, x.out_width, x.keys,
-        views=x.views - {x.k, x.v} | ({x.q} & x.views), equal_dims=x.equal_dims,
-    )  # fmt: skip
+    views = x.views - {x.k, x.v} | ({x.q} & x.views)
+    return replace(x, k=k, v=v, k_width=x.q_width, v_width=x.out_width, views=views, repeats=False)
 
 
 def _merged_query(g: GraphBuilder, ctx: Context, x: CoreInput) -> CoreInput:
@@ -161,11 +170,7 @@ def _merged_query(g: GraphBuilder, ctx: Context, x: CoreInput) -> CoreInput:
         return x
     q = g.tensor("q_merged", (ctx.s, ctx.b, x.q_width), ctx.act)
     g.op("merge_q", "copy", GROUP, [x.q], [q], modules=_CORE)
-    return CoreInput(
-        q, x.k, x.v, x.q_width, x.k_width, x.v_width, x.out_width, x.keys,
-        views=x.views - {x.q} | ({x.k, x.v} & x.views), repeats=x.repeats,
-        equal_dims=x.equal_dims,
-    )  # fmt: skip
+    return replace(x, q=q, views=x.views - {x.q} | ({x.k, x.v} & x.views))
 
 
 @dataclass(frozen=True)
@@ -180,7 +185,7 @@ class SoftmaxLimits:
     counts: Literal["queries", "batches"]
 
 
-def _why_unfused(ctx: Context, limits: SoftmaxLimits) -> str:
+def _why_unfused(ctx: Context, x: CoreInput, limits: SoftmaxLimits) -> str:
     """Why the fused softmax kernel does not take these scores; "" if it does.
 
     Queries and batch · heads are divisible by 4 in any case; a block of 128 threads handles 4
@@ -192,7 +197,7 @@ def _why_unfused(ctx: Context, limits: SoftmaxLimits) -> str:
         return "masked_softmax_fusion is off"
     if ctx.act is DType.FP32:
         return "activations are fp32"
-    keys, queries = work.seq, work.seq // layout.cp
+    keys, queries = (x.other or ctx).length, ctx.length // layout.cp
     batches = work.micro_batch * (ctx.model.heads // layout.tp)
     if not 16 < keys <= limits.longest:
         return f"the fused kernel takes 17 to {limits.longest} keys, here are {keys}"
@@ -203,7 +208,7 @@ def _why_unfused(ctx: Context, limits: SoftmaxLimits) -> str:
     if batches % 4:
         return f"batch x heads {batches} is not divisible by 4"
     rows = 8 if keys <= 128 else 4
-    by_batches = limits.counts == "batches" and ctx.model.causal
+    by_batches = limits.counts == "batches" and x.causal
     counted, what = (batches, "batch x heads") if by_batches else (queries, "sequence")
     if counted % rows:
         return f"{what} {counted} is not divisible by {rows}"
@@ -212,7 +217,7 @@ def _why_unfused(ctx: Context, limits: SoftmaxLimits) -> str:
 
 def _eager_megatron(g: GraphBuilder, ctx: Context, x: CoreInput, limits: SoftmaxLimits) -> str:
     x = _repeated(g, ctx, _merged_query(g, ctx, x))
-    why = _why_unfused(ctx, limits)
+    why = _why_unfused(ctx, x, limits)
     if why:
         g.note(f"softmax runs unfused: {why}")
         return _eager_unfused(g, ctx, x)
@@ -226,7 +231,12 @@ def _eager_megatron_local(g: GraphBuilder, ctx: Context, x: CoreInput) -> str:
             f"Megatron's local attention has no context parallelism (cp {ctx.layout.cp})",
             "use --framework megatron --attention flash, or --cp 1",
         )
-    if x.keys != ctx.s_keys:
+    if x.bias:
+        raise SpecError(
+            "Megatron's local attention takes no bias of relative positions",
+            "use --framework megatron",
+        )
+    if x.other is None and x.keys != ctx.s_keys:
         g.note("eager attention keeps all s x s scores also in layers with a window")
     return _eager_megatron(g, ctx, x, SoftmaxLimits(4096, 4, "batches"))
 
@@ -283,10 +293,10 @@ def _te_attention(g: GraphBuilder, ctx: Context, x: CoreInput) -> str:
         return _eager_te(g, ctx, x)
     if ctx.layout.cp > 1:
         return _ring(g, ctx, x)
-    if backend == "fused" or not x.equal_dims or ctx.model.attention_sinks:
+    if backend == "fused" or not x.equal_dims or ctx.model.attention_sinks or x.bias:
         if backend == "flash":
             raise SpecError(
-                "flash-attn takes neither attention sinks nor values narrower than keys",
+                "flash-attn takes no attention sinks, no bias and no values narrower than keys",
                 "use --set kernels.attention_backend=fused",
             )
         return _flash_core(g, ctx, x, random_bytes=16)
@@ -296,15 +306,14 @@ def _te_attention(g: GraphBuilder, ctx: Context, x: CoreInput) -> str:
     names = {"q": x.q, "k": x.k, "v": x.v}
     for label, name in names.items():
         if several or not x.contiguous(name):
-            shape = (ctx.b, ctx.s, widths[label])
+            tokens = ctx.s if label == "q" else (x.other or ctx).s
+            shape = (ctx.b, tokens, widths[label])
             copies[label] = g.tensor(f"{label}_contiguous", shape, ctx.act)
     if copies:
         sources = list(dict.fromkeys(names[label] for label in copies))
         g.op("layout", "copy", GROUP, sources, copies.values(), modules=_CORE)
     q, k, v = (copies.get(label, name) for label, name in names.items())
-    copied = CoreInput(
-        q, k, v, x.q_width, x.k_width, x.v_width, x.out_width, x.keys, equal_dims=True
-    )
+    copied = replace(x, q=q, k=k, v=v, views=frozenset(), repeats=False)
     context = _flash_core(g, ctx, copied, random_bytes=24)
     return _copied_back(g, ctx, x, context) if several else context
 
@@ -363,7 +372,7 @@ def _flash_core(g: GraphBuilder, ctx: Context, x: CoreInput, *, random_bytes: in
     if random_bytes:
         made.append(g.tensor("rng_state", (random_bytes // 8,), DType.INT64))
     forward = _qk_flops(ctx, x) + _pv_flops(ctx, x)
-    inputs = list(dict.fromkeys([x.q, x.k, x.v]))
+    inputs = list(dict.fromkeys([x.q, x.k, x.v, *([x.bias] if x.bias else [])]))
     g.op(
         "flash",
         "core",
@@ -578,8 +587,78 @@ def self_attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) 
             keys_of(ctx, kind),
             views=views,
             repeats=_repeats(ctx),
+            causal=kind.cross if ctx.model.encoder_layers else ctx.model.causal,
+            mask=_given_mask(g, ctx, kind),
+            bias=_relative_bias(g, ctx, kind),
         ),
     )
+
+
+def _given_mask(g: GraphBuilder, ctx: Context, kind: LayerKind) -> str:
+    """Declare the mask of padding that Megatron's T5 hands to its local attention; "" if none.
+
+    The data set makes it for every pair of tokens (t5_dataset.py config_attention_mask).
+    """
+    if not ctx.model.encoder_layers or ctx.kernel("norm_fusion") == "fused":
+        return ""
+    name = "decoder_mask" if kind.cross else "encoder_mask"
+    return g.shared(name, (ctx.b, 1, ctx.s, ctx.s_keys), DType.BOOL)
+
+
+def _relative_bias(g: GraphBuilder, ctx: Context, kind: LayerKind) -> str:
+    """Append the learned bias of relative positions of T5; "" for other models.
+
+    One table serves a stack; its look-up keeps the bucket of every pair, and runs once for all
+    layers (relative_pos_embedding.py, t5_model.py).
+    """
+    if ctx.model.position != "relative":
+        return ""
+    stack = "decoder" if kind.cross else "encoder"
+    pairs = (ctx.s_keys, ctx.s_keys)
+    buckets = g.shared(f"relative_buckets_{stack}", pairs, DType.INT64)
+    bias = g.shared(f"relative_bias_{stack}", (1, ctx.heads, *pairs), ctx.act)
+    table = (Expr.of(ctx.model.relative_buckets), symbol("a"))
+    g.op(
+        "relative_bias", "embedding", GROUP, [buckets], [], saves=[buckets], modules=MODULE,
+        weights=[Weight("relative_bias", table, scope=f"relative_bias_{stack}")],
+    )  # fmt: skip
+    return bias
+
+
+def cross_attention(g: GraphBuilder, ctx: Context, source: str) -> str:
+    """Append attention of ``source`` over the encoder's output; return the context.
+
+    Queries are projected from the decoder, keys and values in one product from the encoder
+    (Megatron-Core transformer/attention.py CrossAttention, which has no grouped queries).
+    """
+    model, encoder = ctx.model, ctx.of_encoder()
+    if model.kv_heads != model.heads:
+        raise SpecError(
+            f"Megatron's cross-attention has no grouped queries (kv_heads {model.kv_heads})",
+            f"use kv_heads {model.heads}",
+        )
+    memory = g.shared("encoder_output", (encoder.s_region, ctx.b, ctx.h), ctx.residual)
+    q = g.tensor("q", (ctx.s, ctx.b, ctx.q_width), ctx.act)
+    linear(
+        g, ctx, "q", GROUP, source, [q], width_in=ctx.h, width_out=ctx.q_width, split="column",
+        bias=model.qkv_bias, modules=MODULE,
+    )  # fmt: skip
+    kv = g.tensor("kv", (encoder.s, ctx.b, ctx.kv_width * 2), ctx.act)
+    linear(
+        g, ctx, "kv", GROUP, memory, [kv], width_in=ctx.h, width_out=ctx.kv_width * 2,
+        split="column", bias=model.qkv_bias, modules=MODULE, tokens=encoder.tokens,
+    )  # fmt: skip
+    mask = ""
+    if ctx.kernel("norm_fusion") != "fused":
+        mask = g.shared("cross_mask", (ctx.b, 1, ctx.s, encoder.s_keys), DType.BOOL)
+    return core(
+        g,
+        ctx,
+        CoreInput(
+            q, kv, kv, ctx.q_width, ctx.kv_width, ctx.kv_width, ctx.q_width, encoder.s_keys,
+            views=frozenset([kv]), other=encoder, mask=mask,
+        ),
+    )  # fmt: skip
 
 
 def _repeats(ctx: Context) -> bool:

@@ -8,6 +8,8 @@ Legend of symbols (one letter each, as in the papers):
     E experts       K top-k          w expert width   u shared-expert width
     e ep            x etp            q query rank     n key/value rank
     p rotary width  g value width    o learned positions
+    j decoder sequence
+    H P N G         heads, their width, state and groups of state-space mixers
 """
 
 from __future__ import annotations
@@ -46,6 +48,11 @@ LEGEND: Mapping[str, str] = {
     "p": "rotary width",
     "g": "value width",
     "o": "positions",
+    "j": "decoder sequence",
+    "H": "mixer heads",
+    "P": "mixer head width",
+    "N": "mixer state",
+    "G": "mixer groups",
 }
 
 _MIXED = {"amp-bf16": DType.BF16, "amp-fp16": DType.FP16}
@@ -56,6 +63,7 @@ def sizes_of(model: Model, layout: Layout, workload: Workload) -> dict[str, int]
     """Every symbol's value for one run: what the expressions of its graphs are evaluated at."""
     sizes = {
         "s": workload.seq,
+        "j": workload.decoder_seq or workload.seq,
         "b": workload.micro_batch,
         "h": model.hidden,
         "a": model.heads,
@@ -77,6 +85,10 @@ def sizes_of(model: Model, layout: Layout, workload: Workload) -> dict[str, int]
     if model.moe:
         moe = model.moe
         sizes |= {"E": moe.experts, "K": moe.topk, "w": moe.ffn, "u": moe.shared_ffn}
+    if model.mamba:
+        mamba = model.mamba
+        sizes |= {"H": mamba.heads_of(model.hidden), "P": mamba.head_dim}
+        sizes |= {"N": mamba.state, "G": mamba.groups}
     if model.mla:
         mla = model.mla
         sizes |= {
@@ -112,6 +124,27 @@ class Context:
     layout: Layout
     workload: Workload
     framework: Framework
+    decoder: bool = False
+    """It describes the decoder of an encoder-decoder, whose sequences may have another length."""
+
+    def of_decoder(self) -> Context:
+        """The same run as its decoder sees it."""
+        return Context(self.model, self.layout, self.workload, self.framework, decoder=True)
+
+    def of_encoder(self) -> Context:
+        """The same run as its encoder sees it."""
+        return Context(self.model, self.layout, self.workload, self.framework)
+
+    @property
+    def length(self) -> int:
+        """Tokens of a whole sequence on this side, as a number."""
+        shorter = self.decoder and self.workload.decoder_seq
+        return self.workload.decoder_seq if shorter else self.workload.seq
+
+    @cached_property
+    def sequence(self) -> Expr:
+        """Tokens of a whole sequence on this side of the model."""
+        return symbol("j" if self.decoder and self.workload.decoder_seq else "s")
 
     def kernel(self, kind: str) -> str:
         """The kernel the framework runs for ``kind`` in this model.
@@ -140,7 +173,7 @@ class Context:
     @cached_property
     def s(self) -> Expr:
         """Tokens of a sequence on one rank, inside tensor-parallel regions."""
-        return symbol("s") / symbol("c") if self.layout.cp > 1 else symbol("s")
+        return self.sequence / symbol("c") if self.layout.cp > 1 else self.sequence
 
     @cached_property
     def s_region(self) -> Expr:
@@ -150,7 +183,7 @@ class Context:
     @cached_property
     def s_keys(self) -> Expr:
         """Tokens that attention keys span: the whole sequence."""
-        return symbol("s")
+        return self.sequence
 
     @property
     def b(self) -> Expr:

@@ -7,6 +7,7 @@ from actcalc.layers.context import Context
 from actcalc.layers.graph import Collective, Comm, DType, Graph, GraphBuilder, Weight
 from actcalc.layers.linear import dropout, linear
 from actcalc.layers.norm import norm
+from actcalc.layers.scoped import Scoped
 
 EMBEDDING_SCOPE = "embedding"
 
@@ -28,7 +29,23 @@ def embedding_graph(ctx: Context) -> Graph:
         )
     if ctx.embedding_dropout:
         out = dropout(g, "embedding_dropout", "embedding", out)
+    if ctx.model.encoder_layers:
+        _between(g, ctx)
     return g.build(first, out)
+
+
+def _between(g: GraphBuilder, ctx: Context) -> None:
+    """Append what lies between an encoder and a decoder: the encoder's last norm, a look-up.
+
+    The decoder's tokens are looked up in the same tables (t5_model.py). The normed output is kept
+    by each decoder layer's key and value projection, the norm's input by the norm.
+    """
+    last = g.shared("encoder_last", (ctx.s_region, ctx.b, ctx.h), ctx.residual)
+    norm(g, ctx, "encoder_final_norm", last, "encoder_normed", group="embedding", modules=())
+    inner = Scoped(g, "decoder_")
+    out = embed(inner, ctx.of_decoder(), source=last)
+    if ctx.embedding_dropout:
+        dropout(inner, "embedding_dropout", "embedding", out)
 
 
 def embed(g: GraphBuilder, ctx: Context, *, source: str = "") -> str:
@@ -50,7 +67,9 @@ def embed(g: GraphBuilder, ctx: Context, *, source: str = "") -> str:
     if model.max_positions:
         weights.append(Weight("position_embedding", (symbol("o"), ctx.h), scope="positions"))
         if megatron:
-            made.append(g.tensor("position_ids", (ctx.b, ctx.s), DType.INT64))
+            # T5 makes them once for all sequences (t5_model.py t5_position_ids).
+            rows = ONE if model.encoder_layers else ctx.b
+            made.append(g.tensor("position_ids", (rows, ctx.s), DType.INT64))
     if model.token_types:
         segments = (ONE * model.token_types, ctx.h)
         weights.append(Weight("token_type_embedding", segments, scope="token_types"))
@@ -118,6 +137,10 @@ def head_graph(ctx: Context) -> Graph:
         g.op("end", "view", "head", [stream], [])
         return g.build("input", stream)
     if model.head == "mlm":
+        if model.norm_placement == "pre" and model.final_norm:
+            stream = norm(g, ctx, "final_norm", stream, "final_norm_out", group="head", modules=())
+        if model.sentence_head:
+            _sentence_head(g, ctx, stream)
         dense = g.tensor("transform_out", (ctx.s_region, ctx.b, ctx.h), ctx.act)
         linear(
             g, ctx, "transform", "head", stream, [dense],
@@ -132,6 +155,26 @@ def head_graph(ctx: Context) -> Graph:
     if model.head == "classifier":
         return g.build("input", _classify(g, ctx, stream))
     return g.build("input", predict(g, ctx, stream))
+
+
+def _sentence_head(g: GraphBuilder, ctx: Context, stream: str) -> None:
+    """Append the pooler of the first token and the classifier of sentence order.
+
+    Every rank holds both whole (Megatron-Core models/bert/pooler.py, bert_model.py binary_head).
+    """
+    pooled = g.tensor("pooled", (ctx.b, ctx.h), ctx.act)
+    square = Weight("pooler.weight", (ctx.h, ctx.h)), Weight("pooler.bias", (ctx.h,))
+    # The first token is a slice of the stream, tanh keeps its output.
+    g.op(
+        "pooler", "linear", "head", [stream], [pooled], saves=[stream, pooled],
+        flops=ctx.b * ctx.h * ctx.h * 2, weights=square,
+    )  # fmt: skip
+    order = g.tensor("sentence_order", (ctx.b, ONE * 2), DType.FP32)
+    weights = Weight("binary_head.weight", (ONE * 2, ctx.h)), Weight("binary_head.bias", (ONE * 2,))
+    g.op(
+        "binary_head", "linear", "head", [pooled], [order], saves=[pooled, order],
+        flops=ctx.b * ctx.h * 4, weights=weights,
+    )  # fmt: skip
 
 
 def _classify(g: GraphBuilder, ctx: Context, stream: str) -> str:

@@ -109,7 +109,8 @@ class Op:
     ``backward_flops`` is the same for its backward (twice the forward for a matrix product, 2.5
     times for a flash-attention core). ``group`` is what ``breakdown`` sums by (attention, ffn,
     norm, ...), ``modules`` are the recompute modules the op belongs to (core_attn, mlp, ...).
-    ``rerunnable`` is false where running twice could differ (routing decisions).
+    ``rerunnable`` is false where running twice could differ (routing decisions). The two
+    ``scratch`` sizes are bytes that its kernels make and drop beside inputs and outputs.
     """
 
     name: str
@@ -123,6 +124,8 @@ class Op:
     weights: tuple[Weight, ...] = ()
     comm: tuple[Comm, ...] = ()
     backward_comm: tuple[Comm, ...] = ()
+    forward_scratch: Expr = ZERO
+    backward_scratch: Expr = ZERO
     modules: frozenset[str] = frozenset()
     rerunnable: bool = True
     kernel: str = ""
@@ -260,6 +263,8 @@ class GraphBuilder:
         weights: Iterable[Weight] = (),
         comm: Iterable[Comm] = (),
         backward_comm: Iterable[Comm] = (),
+        forward_scratch: Operand = 0,
+        backward_scratch: Operand = 0,
         modules: Iterable[str] = (),
         rerunnable: bool = True,
         kernel: str = "",
@@ -280,6 +285,8 @@ class GraphBuilder:
                 weights=tuple(weights),
                 comm=tuple(comm),
                 backward_comm=tuple(backward_comm),
+                forward_scratch=Expr.of(forward_scratch),
+                backward_scratch=Expr.of(backward_scratch),
                 modules=frozenset(modules),
                 rerunnable=rerunnable,
                 kernel=kernel,

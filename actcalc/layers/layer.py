@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from actcalc.errors import SpecError
 from actcalc.layers.algebra import Expr
-from actcalc.layers.attention import close_attention, self_attention
+from actcalc.layers.attention import close_attention, cross_attention, self_attention
 from actcalc.layers.context import Context
 from actcalc.layers.graph import Graph, GraphBuilder
 from actcalc.layers.linear import dropout
 from actcalc.layers.mlp import close_ffn, mlp
 from actcalc.layers.norm import norm
+from actcalc.layers.scoped import Scoped
 from actcalc.specs import LayerKind, Model
 
 _ELSEWHERE = "use --framework transformers, or --framework paper for an estimate"
@@ -23,11 +24,7 @@ def refuse_architecture(ctx: Context) -> None:
     """
     model = ctx.model
     if model.encoder_layers:
-        raise SpecError(
-            f"{model.name} is an encoder-decoder, which framework {ctx.framework.name} "
-            "does not model",
-            "use --framework transformers",
-        )
+        _refuse_encoder_decoder(ctx)
     if ctx.kernel("architectures") == "any":
         return
     for wrong, what in _not_in_megatron(model):
@@ -35,11 +32,28 @@ def refuse_architecture(ctx: Context) -> None:
             raise SpecError(f"Megatron-Core has no {what} ({model.name})", _ELSEWHERE)
 
 
+def _refuse_encoder_decoder(ctx: Context) -> None:
+    """Raise ``SpecError`` for what Megatron-Core's T5 does not run (pretrain_t5.py)."""
+    name = ctx.framework.name
+    if ctx.kernel("architectures") == "any":
+        raise SpecError(
+            f"{ctx.model.name} is an encoder-decoder, which framework {name} does not model",
+            "use --framework transformers or megatron",
+        )
+    for degree in ("pp", "cp"):
+        if getattr(ctx.layout, degree) > 1:
+            raise SpecError(
+                f"Megatron's encoder-decoder has no {degree} (here {getattr(ctx.layout, degree)})",
+                f"use --{degree} 1",
+            )
+
+
 def _not_in_megatron(model: Model) -> list[tuple[bool, str]]:
     return [
         (model.norm_placement != "pre", f"{model.norm_placement}-norm layers"),
         (model.parallel != "none", "parallel attention and feed-forward"),
-        (model.position in ("alibi", "relative"), f"{model.position} positions"),
+        (model.position == "alibi", "alibi positions"),
+        (model.position == "relative" and not model.encoder_layers, "relative positions"),
         (model.attention_softcap > 0, "soft cap of attention scores"),
         (model.logit_softcap > 0, "soft cap of logits"),
         (model.clip_qkv, "clamped queries, keys and values"),
@@ -67,6 +81,8 @@ def layer_graph(ctx: Context, kind: LayerKind) -> Graph:
 def layer_body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
     """Append one layer that reads ``stream``; return its output."""
     refuse_architecture(ctx)
+    if ctx.model.pattern:
+        return _half(g, ctx, kind, stream)
     if ctx.model.parallel != "none":
         return _parallel(g, ctx, kind, stream)
     placement = ctx.model.norm_placement
@@ -78,6 +94,8 @@ def layer_body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> s
     if placement == "pre":
         first = norm(g, ctx, "norm1", stream, "norm1_out", modules=_norm1_modules(ctx))
         middle = _close_attention(g, ctx, _attend(g, ctx, kind, first), stream, "middle")
+        if kind.cross:
+            middle = _attend_encoder(g, ctx, middle)
         second = norm(g, ctx, "norm2", middle, "norm2_out", modules=_norm2_modules(ctx, kind))
         return close_ffn(g, ctx, _feed(g, ctx, kind, second), middle, "output")
     before = placement == "sandwich"
@@ -89,6 +107,22 @@ def layer_body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> s
     second = norm(g, ctx, "norm2", middle, "norm2_out") if before else middle
     branch = norm(g, ctx, "norm2_post", _feed(g, ctx, kind, second), "norm2_post_out")
     return close_ffn(g, ctx, branch, middle, "output")
+
+
+def _half(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
+    """One layer of a hybrid: state-space mixer, attention or feed-forward, each with its norm.
+
+    Source: Megatron-Core models/hybrid/hybrid_layer_specs.py hybrid_stack_spec.
+    """
+    if kind.mixer == "mamba":
+        from actcalc.layers.mamba import mamba_layer
+
+        return mamba_layer(g, ctx, stream)
+    if kind.mixer == "attention":
+        first = norm(g, ctx, "norm1", stream, "norm1_out", modules=_norm1_modules(ctx))
+        return _close_attention(g, ctx, _attend(g, ctx, kind, first), stream, "output")
+    second = norm(g, ctx, "norm2", stream, "norm2_out", modules=_norm2_modules(ctx, kind))
+    return close_ffn(g, ctx, _feed(g, ctx, kind, second), stream, "output")
 
 
 def _parallel(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
@@ -107,6 +141,18 @@ def _attend(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> tupl
 
         return mla_attention(g, ctx, kind, source)
     return self_attention(g, ctx, kind, source), ctx.q_width
+
+
+def _attend_encoder(g: GraphBuilder, ctx: Context, stream: str) -> str:
+    """Append a decoder layer's second attention, over the encoder's output, with its own norm.
+
+    The norm is not fused with a product (t5_spec.py: TENorm, TEColumnParallelLinear), and the
+    recompute module ``layernorm`` does not cover it (transformer_layer.py).
+    """
+    inner = Scoped(g, "cross_")
+    first = norm(inner, ctx, "norm", stream, "norm_out", modules=())
+    attended = cross_attention(inner, ctx, first)
+    return close_attention(inner, ctx, attended, ctx.q_width, stream, "middle")
 
 
 def _close_attention(

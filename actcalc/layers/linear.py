@@ -87,6 +87,6 @@ def dropout(
 
 def residual_add(g: GraphBuilder, name: str, group: str, branch: str, stream: str, out: str) -> str:
     """Append ``out = branch + stream``; an addition keeps nothing."""
-    g.tensor(out, g.shape(stream), g.dtype(stream))
+    out = g.tensor(out, g.shape(stream), g.dtype(stream))
     g.op(name, "add", group, [branch, stream], [out])
     return out

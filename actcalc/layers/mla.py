@@ -108,7 +108,7 @@ def mla_attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -
         ctx,
         CoreInput(
             q, k, v, ctx.heads * qk, ctx.heads * qk, out_width, out_width, keys_of(ctx, kind),
-            equal_dims=mla.qk_dim == mla.v_dim,
+            equal_dims=mla.qk_dim == mla.v_dim, causal=ctx.model.causal,
         ),
     )  # fmt: skip
     return context, out_width

@@ -35,6 +35,9 @@ def _unfused_reason(ctx: Context, *, bias: bool, weighted: bool, style: Style) -
     if weighted:
         if model.gated and model.activation in ("silu", "quick_gelu", "swiglu_oai"):
             return ""
+        fused = ctx.workload.kernels.use_fused_weighted_squared_relu
+        if fused and not model.gated and model.activation == "relu2":
+            return ""  # fusions/fused_weighted_squared_relu.py
         return f"no fused kernel for {model.activation} with routing weights"
     if model.gated:
         if model.activation in _FUSED_GATED:

@@ -70,7 +70,7 @@ def model_graph(
     runs = []
     for kind, count in model.runs():
         if kind not in built:
-            built[kind] = _layer(ctx, kind)
+            built[kind] = _layer(ctx.of_decoder() if kind.cross else ctx, kind)
         runs.append(LayerRun(kind, built[kind], count))
     mtp = None
     if model.mtp_layers and ctx.kernel("layer") != "hub":
@@ -82,7 +82,7 @@ def model_graph(
         context=ctx,
         embedding=embedding_graph(ctx),
         runs=tuple(runs),
-        head=head_graph(ctx),
+        head=head_graph(ctx.of_decoder() if model.encoder_layers else ctx),
         sizes=sizes_of(model, layout, workload),
         mtp=mtp,
     )

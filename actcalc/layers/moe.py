@@ -19,6 +19,7 @@ from actcalc.errors import SpecError
 from actcalc.layers.algebra import ONE, Expr, symbol
 from actcalc.layers.context import Context
 from actcalc.layers.graph import Collective, Comm, DType, GraphBuilder, Weight
+from actcalc.layers.linear import linear
 from actcalc.layers.mlp import GROUP, Style, activate, feed_forward
 from actcalc.specs import Moe
 
@@ -105,7 +106,7 @@ def moe(g: GraphBuilder, ctx: Context, source: str) -> str:
     shared = _shared_experts(g, ctx, source) if spec.shared_ffn else ""
     router = _router_megatron if megatron else _router_ideal
     chosen, probs = router(g, ctx, source)
-    combined = _routed_experts(g, ctx, source, chosen, probs)
+    combined = _latent_experts(g, ctx, source, chosen, probs)
     if not shared:
         return combined
     out = g.tensor("moe_out", (ctx.s_region, ctx.b, ctx.h), ctx.act)
@@ -230,17 +231,47 @@ def _keep_auxiliary(ctx: Context, keep: Keep, rows: Expr, dtype: DType) -> None:
     keep("aux_loss", (Expr.of(1),), dtype if sigmoid and not floating else DType.FP32)
 
 
+def _width(ctx: Context) -> Expr:
+    """Width of the tokens that experts read and write."""
+    latent = _moe(ctx).latent
+    return ONE * latent if latent else ctx.h
+
+
+def _latent_experts(g: GraphBuilder, ctx: Context, source: str, chosen: str, probs: str) -> str:
+    """Append the routed experts, between projections to a narrower width and back if they have any.
+
+    Every rank holds both projections whole (moe_layer.py fc1_latent_proj, fc2_latent_proj);
+    router and shared experts read the hidden width.
+    """
+    if not _moe(ctx).latent:
+        return _routed_experts(g, ctx, source, chosen, probs)
+    rows, width = ctx.s_region * ctx.b, _width(ctx)
+    narrow = g.tensor("latent_input", (ctx.s_region, ctx.b, width), ctx.act)
+    linear(
+        g, ctx, "latent_down", GROUP, source, [narrow], width_in=ctx.h, width_out=width,
+        split="none", bias=ctx.model.mlp_bias, modules=MODULE, tokens=rows,
+    )  # fmt: skip
+    combined = _routed_experts(g, ctx, narrow, chosen, probs)
+    out = g.tensor("latent_output", (ctx.s_region, ctx.b, ctx.h), ctx.act)
+    linear(
+        g, ctx, "latent_up", GROUP, combined, [out], width_in=width, width_out=ctx.h,
+        split="none", bias=ctx.model.mlp_bias, modules=MODULE, tokens=rows,
+    )  # fmt: skip
+    return out
+
+
 def _routed_experts(g: GraphBuilder, ctx: Context, source: str, chosen: str, probs: str) -> str:
     """Append dispatch, the experts' two projections and the combination."""
     spec = _moe(ctx)
     megatron = ctx.kernel("router") == "megatron"
     tokens = expert_tokens(ctx)
-    arrived = g.tensor("expert_input", (tokens, ctx.h), ctx.act)
-    weights = _dispatch(g, ctx, source, chosen, probs, arrived, tokens, megatron=megatron)
+    outer = _width(ctx)
+    arrived = g.tensor("expert_input", (tokens, outer), ctx.act)
+    weights, order = _dispatch(g, ctx, source, chosen, probs, arrived, tokens, megatron=megatron)
     source_tokens = arrived
     if spec.scale_input:
         # The product keeps both factors; the experts see the scaled tokens and no weights.
-        scaled = g.tensor("expert_input_scaled", (tokens, ctx.h), ctx.act)
+        scaled = g.tensor("expert_input_scaled", (tokens, outer), ctx.act)
         g.op(
             "scale_input", "multiply", GROUP, [arrived, *([weights] if weights else [])], [scaled],
             saves=[arrived, *([weights] if weights else [])], modules=_EXPERTS,
@@ -257,7 +288,7 @@ def _routed_experts(g: GraphBuilder, ctx: Context, source: str, chosen: str, pro
     style: Style = "legacy_grouped" if legacy else "mlp"
     both = width * 2 if ctx.model.gated else width
     wide = g.tensor("expert_fc1_out", (tokens, both), ctx.act)
-    _expert_linear(g, ctx, "expert_fc1", source_tokens, wide, tokens, ctx.h, both, local)
+    _expert_linear(g, ctx, "expert_fc1", source_tokens, wide, tokens, outer, both, local)
     active = activate(
         g,
         ctx,
@@ -269,9 +300,9 @@ def _routed_experts(g: GraphBuilder, ctx: Context, source: str, chosen: str, pro
         style=style,
         modules=(*_EXPERTS, "moe_act") if grouped else _EXPERTS,
     )
-    back = g.tensor("expert_output", (tokens, ctx.h), ctx.act)
-    _expert_linear(g, ctx, "expert_fc2", active, back, tokens, width, ctx.h, local)
-    return _combine(g, ctx, back, chosen, megatron=megatron)
+    back = g.tensor("expert_output", (tokens, outer), ctx.act)
+    _expert_linear(g, ctx, "expert_fc2", active, back, tokens, width, outer, local)
+    return _combine(g, ctx, back, order, megatron=megatron)
 
 
 def _expert_linear(
@@ -329,21 +360,21 @@ def _dispatch(
     tokens: Expr,
     *,
     megatron: bool,
-) -> str:
-    """Append the way to the experts; return the name of the permuted weights ("" if not kept).
+) -> tuple[str, str]:
+    """Append the way to the experts; return the permuted weights ("" if not kept) and the order.
 
     Megatron: ``masked_select`` keeps the transposed probabilities and map, ``index_select`` the
     source row of each copy (``permute`` in moe_utils.py); the exchange keeps nothing. The
     all-gather dispatcher permutes after the exchange, so it keeps those for the gathered tokens
     and local experts.
     """
-    there, back = _exchange(ctx, ctx.h, ctx.act.itemsize)
+    there, back = _exchange(ctx, _width(ctx), ctx.act.itemsize)
     if not megatron:
         g.op(
             "dispatch", "dispatch", GROUP, [source, chosen], [arrived],
             comm=there, backward_comm=back, modules=MODULE,
         )  # fmt: skip
-        return ""
+        return "", chosen
     gathering = ctx.workload.kernels.moe_token_dispatcher_type == "allgather"
     experts = symbol("E") / _ep_symbol(ctx) if gathering else symbol("E")
     rows = ctx.s_region * ctx.b
@@ -361,14 +392,13 @@ def _dispatch(
         comm=there, backward_comm=back, modules=MODULE,
         source="Megatron-Core moe_utils.py permute, token_dispatcher.py",
     )  # fmt: skip
-    return weights
+    return weights, order
 
 
-def _combine(g: GraphBuilder, ctx: Context, back: str, chosen: str, *, megatron: bool) -> str:
+def _combine(g: GraphBuilder, ctx: Context, back: str, order: str, *, megatron: bool) -> str:
     """Append the way back: exchange and sum over each token's experts (``scatter_add``)."""
-    there, home = _exchange(ctx, ctx.h, ctx.act.itemsize)
-    out = g.tensor("moe_combined", (ctx.s_region, ctx.b, ctx.h), ctx.act)
-    order = "permute_rows" if megatron else chosen
+    there, home = _exchange(ctx, _width(ctx), ctx.act.itemsize)
+    out = g.tensor("moe_combined", (ctx.s_region, ctx.b, _width(ctx)), ctx.act)
     g.op(
         "combine", "dispatch", GROUP, [back, order], [out],
         saves=[order] if megatron else [], comm=home, backward_comm=there, modules=MODULE,

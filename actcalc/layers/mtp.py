@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from actcalc.layers.context import Context
 from actcalc.layers.ends import embed, predict
 from actcalc.layers.graph import Collective, Comm, Graph, GraphBuilder
 from actcalc.layers.layer import layer_body
 from actcalc.layers.linear import linear
 from actcalc.layers.norm import norm
+from actcalc.layers.scoped import Scoped
 from actcalc.specs import LayerKind
 
 
@@ -37,6 +40,34 @@ def mtp_graph(ctx: Context, kind: LayerKind) -> Graph:
     full = ctx.tokens * ctx.h * ctx.act.itemsize
     comm = [Comm(Collective.ALL_GATHER, "tp", full)] if ctx.tp else []
     g.op("gather_projected", "gather", "head", [part], ["input"], comm=comm)
-    output = layer_body(g, ctx, kind, "input")
+    output = _inside(g, ctx, kind)
     normed = norm(g, ctx, "mtp_norm", output, "mtp_norm_out", group="head", modules=())
-    return g.build("hidden", predict(g, ctx, normed))
+    graph = g.build("hidden", predict(g, ctx, normed))
+    return _sharing(graph) if ctx.model.mtp_shared else graph
+
+
+def _inside(g: GraphBuilder, ctx: Context, kind: LayerKind) -> str:
+    """Append the layer, or a hybrid's layers, inside one prediction layer; return its output."""
+    letters = ctx.model.mtp_pattern
+    if not letters:
+        return layer_body(g, ctx, kind, "input")
+    stream = "input"
+    for index, letter in enumerate(letters):
+        part = Scoped(g, f"part{index}_")
+        stream = layer_body(part, ctx, ctx.model.part(letter), stream)
+    return stream
+
+
+def _sharing(graph: Graph) -> Graph:
+    """The same graph with weights that all prediction layers share."""
+    ops = tuple(
+        replace(
+            op,
+            weights=tuple(
+                weight if weight.scope else replace(weight, scope=f"mtp {op.name} {weight.name}")
+                for weight in op.weights
+            ),
+        )
+        for op in graph.ops
+    )
+    return replace(graph, ops=ops)

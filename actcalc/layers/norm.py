@@ -171,7 +171,7 @@ def norm(
     """
     kind = ctx.model.norm
     dims = g.shape(source) if shape is None else tuple(map(Expr.of, shape))
-    g.tensor(out, dims, out_dtype or g.dtype(source))
+    out = g.tensor(out, dims, out_dtype or g.dtype(source))
     width = weight_width or width or dims[-1]
     weights: tuple[Weight, ...] = ()
     if kind != "nonparametric":

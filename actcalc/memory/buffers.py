@@ -58,6 +58,7 @@ def buffers(
         *_workspaces(model, training, device, parts),
         *_gather(model, head=head),
         *_deferred(model, training, head=head),
+        *_messages(model, training),
         *_data_parallel(model, training, rules, parts, held),
     ]
     if device is not None:
@@ -110,11 +111,12 @@ def _placeholders(model: ModelGraph, training: Training, parts: Sequence[Part]) 
     """Gradients handed to autograd in place of those already added to the accumulated ones.
 
     Transformer Engine keeps one tensor for every shape and type of weight (module/_common.py
-    get_dummy_wgrad; Megatron's tensor_parallel/layers.py uses it for its own layers); autograd's
-    hooks want a gradient although the product has added it to main_grad.
+    get_dummy_wgrad), and Megatron's own layers take theirs from it wherever it is installed
+    (tensor_parallel/layers.py LinearWithGradAccumulationAndAsyncCommunication); autograd's hooks
+    want a gradient although the product has added it to main_grad.
     """
-    engine = model.context.framework.kernels.get("norm_fusion") == "fused"
-    if not engine or not training.gradient_fusion:
+    megatron = model.context.framework.kernels.get("ends") == "megatron"
+    if not megatron or not training.gradient_fusion:
         return 0
     shapes = {shape for part in parts for shape in part.shapes}
     return sum(prod(shape) for shape in shapes) * model.context.act.itemsize
@@ -150,6 +152,28 @@ def _deferred(model: ModelGraph, training: Training, *, head: bool) -> list[Buff
     size = int((context.tokens * width * context.act.itemsize).value(model.sizes))
     about = f"of {training.deferred_head} micro-batches, for the head's weight gradient"
     return [Buffer("deferred logits", size * training.deferred_head, False, True, about)]
+
+
+def _messages(model: ModelGraph, training: Training) -> list[Buffer]:
+    """Pipeline messages that travel while an interleaved pipeline computes.
+
+    While one chunk runs forward, the next backward's gradient arrives and the last backward's
+    leaves; while it runs backward, the same holds for inputs and outputs (schedules.py
+    forward_backward_pipelining_with_interleaving under overlap_p2p_comm: outputs are dropped once
+    the wait for their sending is over). Without overlap nothing travels meanwhile: a received input
+    is the first layer's stored one, a received gradient that of the last layer's output.
+    """
+    context = model.context
+    layout = context.layout
+    megatron = context.framework.kernels.get("ends") == "megatron"
+    if not megatron or layout.pp == 1 or layout.vpp == 1 or not training.overlapped_messages:
+        return []
+    message = context.s_region * context.b * context.h * context.residual.itemsize
+    size = int(message.value(model.sizes))
+    return [
+        Buffer("pipeline receive", size, False, True, "the next chunk's message, ahead of time"),
+        Buffer("pipeline send", size, False, True, "the last chunk's message, until it has left"),
+    ]
 
 
 def _data_parallel(

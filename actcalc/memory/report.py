@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from actcalc.errors import SpecError
 from actcalc.layers.context import whole
+from actcalc.layers.graph import Graph
 from actcalc.layers.model import ModelGraph, model_graph, parameters
 from actcalc.memory.buffers import Buffer, buffers
 from actcalc.memory.lora import adapted
@@ -27,6 +28,8 @@ from actcalc.policy.rules import parse_policy
 from actcalc.policy.stage import StagePolicy
 from actcalc.specs.result import Result
 from actcalc.specs.run import Run
+
+_SEGMENT = 2**21  # c10/cuda/CUDACachingAllocator.h kSmallBuffer, kRoundLarge: segments in 2 MiB
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -89,8 +92,14 @@ class StageFigure:
     static_bytes: int
     """What stays between steps in the allocator: weights, gradients, optimizer, workspaces, and
     fp32 copies of 16-bit gradients, which the next step drops first."""
+    last_rank_spare_bytes: int
+    """What the stage's last rank holds less than these figures, which are of the fullest: 0 unless
+    the optimizer gives whole weights to ranks."""
     peak_bytes: int
     """The highest moment in the framework's allocator (torch's max_memory_allocated)."""
+    reserved_at_least_bytes: int
+    """The least that PyTorch's allocator has taken from the device at that moment: the peak in
+    whole segments of 2 MiB. What fragmentation leaves unused comes on top and is not derivable."""
     total_bytes: int
     """The highest moment with what lies outside the allocator."""
     peak_at: str
@@ -217,6 +226,7 @@ class Evaluation:
         held = states(self.graph, run.training, count)
         if run.training.step_in_backward:
             held = self._stepped(held, parts)
+        held, last_rank = self._whole_weights(stage, held)
         found = buffers(self.graph, run.training, self.rules, run.device, parts, held, head=last)
         peak, most, in_flight, layers_stored = self._peak(stage, held)
         shared = self._shared(chunks)
@@ -257,12 +267,45 @@ class Evaluation:
             overhead_bytes=outside,
             buffers=tuple(_buffer(buffer) for buffer in found),
             static_bytes=held.total + resident + held.step_gradients,
+            last_rank_spare_bytes=last_rank,
             peak_bytes=allocated,
+            reserved_at_least_bytes=-(-allocated // _SEGMENT) * _SEGMENT,
             total_bytes=total,
             peak_at=where,
             fits=None if usable is None else total <= usable,
             margin_bytes=None if usable is None else usable - total,
         )
+
+    def _whole_weights(self, stage: int, held: States) -> tuple[States, int]:
+        """States of the fullest rank where whole weights are given to ranks, less the last's."""
+        if self.run.training.whole_weights == "none" or self.run.layout.zero != 1:
+            return held, 0
+        from actcalc.memory.layerwise import pieces, shares
+
+        graphs = self._graphs(stage)
+        every = shares(self.graph, self.run.training, self.rules, pieces(self.graph, graphs))
+        most = max(every, key=lambda share: share.optimizer)
+        padding = most.padding
+        full = replace(
+            held,
+            weights=held.weights + padding * self.rules.weight,
+            gradients=held.gradients + padding * self.rules.gradient,
+            optimizer=most.optimizer,
+            master=most.master,
+        )
+        return full, most.optimizer - every[-1].optimizer
+
+    def _graphs(self, stage: int) -> list[Graph]:
+        """Every graph of a stage in model order."""
+        chunks = self.places[stage]
+        first, last = placed(chunks, self.run.model.depth)
+        graphs = [self.graph.embedding] if first else []
+        graphs += [self.timeline.stages.graph(layer) for chunk in chunks for layer in chunk]
+        if last:
+            if self.graph.mtp:
+                graphs += [self.graph.mtp.graph] * self.graph.mtp.count
+            graphs.append(self.graph.head)
+        return graphs
 
     def _stepped(self, held: States, parts: Sequence[Part]) -> States:
         """States whose gradients are those of one part at a time, and never all of them."""
@@ -291,30 +334,19 @@ class Evaluation:
 
     def _whole(self, stage: int) -> int:
         sizes = whole(dict(self.graph.sizes))
-        chunks = self.places[stage]
-        first, last = placed(chunks, self.run.model.depth)
-        graphs = [self.graph.embedding] if first else []
-        graphs += [self.timeline.stages.graph(layer) for chunk in chunks for layer in chunk]
-        if last:
-            graphs.append(self.graph.head)
-            if self.graph.mtp:
-                graphs += [self.graph.mtp.graph] * self.graph.mtp.count
+        graphs = self._graphs(stage)
         seen: set[str] = set()
         counts: dict[int, int] = {}
         total = 0
         for graph in graphs:
-            if id(graph) in counts:
-                total += counts[id(graph)]
-                continue
-            own = 0
-            for weight in graph.weights:
-                if weight.scope:
-                    if weight.scope in seen:
-                        continue
-                    seen.add(weight.scope)
-                own += int(weight.parameters.value(sizes))
-            counts[id(graph)] = own
-            total += own
+            if id(graph) not in counts:
+                plain = (weight for weight in graph.weights if not weight.scope)
+                counts[id(graph)] = sum(int(w.parameters.value(sizes)) for w in plain)
+                for weight in graph.weights:
+                    if weight.scope and weight.scope not in seen:
+                        seen.add(weight.scope)
+                        total += int(weight.parameters.value(sizes))
+            total += counts[id(graph)]
         return total
 
     def _peak(self, stage: int, held: States) -> tuple[Peak, int, int, int]:
@@ -433,13 +465,23 @@ def _notes(work: Evaluation, figures: Sequence[StageFigure]) -> tuple[str, ...]:
     else:
         if run.device.compute_capability is None and run.device.context_bytes is None:
             notes.append(f"Nothing is known of the runtime's own memory on {run.device.title}.")
-        notes.append("Reserved memory exceeds the peak by what fragmentation leaves unused.")
+        notes.append("Reserved memory is the peak in segments of 2 MiB, plus fragmentation.")
     if run.layout.zero and replicas(run.layout, training, expert=False) == 1:
         notes.append(f"ZeRO {run.layout.zero} shards over one rank: it changes nothing here.")
     if any(figure.gradients_absent_bytes for figure in figures):
         notes.append(
             "At the highest moment gradients are not made yet (one micro-batch per step, "
             "gradients dropped between steps): they are not in the total."
+        )
+    if any(figure.last_rank_spare_bytes for figure in figures):
+        notes.append(
+            "The optimizer gives whole weights to ranks: figures are of the fullest rank; "
+            "last_rank_spare_bytes says how much less the last one holds."
+        )
+    if run.layout.pp > 1 and work.graph.context.framework.kernels.get("ends") == "megatron":
+        notes.append(
+            "Pipeline messages: a received input counts as the first layer's, a received gradient "
+            "as the last layer's; outputs are dropped once sent."
         )
     if run.layout.pp > 1 and run.workload.global_batch is None:
         notes.append(

@@ -75,6 +75,7 @@ class _Layer:
     def _value(self, op: Op, backward: bool) -> int:
         """Temporaries inside one op: gathered and unreduced buffers, a weight gradient."""
         extra = self._loss(op, backward) if op.kind == "loss" else 0
+        extra += int((op.backward_scratch if backward else op.forward_scratch).value(self.sizes))
         for comm in op.backward_comm if backward else op.comm:
             if comm.collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER):
                 if (

@@ -3,7 +3,17 @@
 from actcalc.specs.framework import Framework
 from actcalc.specs.kernels import KernelOptions
 from actcalc.specs.layout import Layout
-from actcalc.specs.model import LayerKind, Mla, Model, Moe
+from actcalc.specs.model import LayerKind, Mamba, Mla, Model, Moe
 from actcalc.specs.workload import Workload
 
-__all__ = ["Framework", "KernelOptions", "LayerKind", "Layout", "Mla", "Model", "Moe", "Workload"]
+__all__ = [
+    "Framework",
+    "KernelOptions",
+    "LayerKind",
+    "Layout",
+    "Mamba",
+    "Mla",
+    "Model",
+    "Moe",
+    "Workload",
+]

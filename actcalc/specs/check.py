@@ -28,6 +28,11 @@ def check(model: Model, layout: Layout, workload: Workload) -> None:
     _pipeline(model, layout)
     _experts(model, layout)
     _batch(layout, workload)
+    if workload.decoder_seq and not model.encoder_layers:
+        raise SpecError(
+            f"decoder_seq {workload.decoder_seq} is an encoder-decoder's, and {model.name} is none",
+            "drop decoder_seq, or give seq",
+        )
     if model.moe is None and workload.moe_imbalance != 1:
         raise SpecError(
             f"moe_imbalance {workload.moe_imbalance:g} spreads tokens over experts, but "

@@ -37,6 +37,9 @@ class Moe(Spec):
     """Width of one routed expert."""
     shared_ffn: Count = 0
     """Summed width of the experts every token passes (0: none)."""
+    latent: Count = 0
+    """Width that tokens are projected to before their experts and back from after them (Nemotron
+    3's latent experts); 0: none, experts read the hidden width."""
     shared_gate: bool = False
     """The shared expert's output is scaled by a learned sigmoid gate (Qwen2-MoE)."""
     router: Literal["softmax", "softmax_topk", "sigmoid"] = "softmax"
@@ -87,18 +90,51 @@ class Mla(Spec):
         return self.nope_dim + self.rope_dim
 
 
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Mamba(Spec):
+    """A Mamba-2 state-space mixer (Dao and Gu 2024); the defaults are Megatron-Core's."""
+
+    state: Size = 128
+    """Width of the state of one head."""
+    head_dim: Size = 64
+    """Width of one head."""
+    groups: Size = 8
+    """Groups of heads that share input and output matrices."""
+    heads: Count = 0
+    """Heads; 0 means as many as twice the hidden width holds."""
+    conv: Size = 4
+    """Tokens that the short convolution spans."""
+    chunk: Size = 128
+    """Tokens that the scan handles at once."""
+
+    def heads_of(self, hidden: int) -> int:
+        """Heads in a model of that width."""
+        return self.heads or 2 * hidden // self.head_dim
+
+
 class LayerKind(NamedTuple):
-    """What one layer is: kind of attention, its window (0: none), kind of feed-forward."""
+    """What one layer is: kind of attention, its window (0: none), kind of feed-forward.
+
+    A hybrid's layers are one of the two alone, or a state-space mixer: ``mixer`` says what stands
+    where attention is, ``mlp`` may be none.
+    """
 
     attention: AttentionKind
     window: int
-    mlp: MlpKind
+    mlp: Literal["dense", "moe", "none"]
     rotary: bool
     cross: bool = False
+    mixer: Literal["attention", "mamba", "none"] = "attention"
 
     @property
     def label(self) -> str:
-        """A short name, e.g. ``dense``, ``moe``, ``sliding+moe``."""
+        """A short name, e.g. ``dense``, ``moe``, ``sliding+moe``, ``mamba``."""
+        if self.mixer == "mamba":
+            return "mamba"
+        if self.mixer == "none":
+            return "feed-forward" if self.mlp == "dense" else "experts"
+        if self.mlp == "none":
+            return "attention" if self.attention == "full" else f"{self.attention} attention"
         parts: list[str] = [] if self.attention == "full" else [self.attention]
         parts += ["decoder"] if self.cross else []
         parts += [self.mlp] if self.mlp == "moe" else []
@@ -200,11 +236,23 @@ class Model(Spec):
     """Multi-head latent attention, if used."""
     mtp_layers: Count = 0
     """Multi-token-prediction layers after the last one (DeepSeek-V3: 1)."""
+    mamba: Mamba | None = None
+    """State-space mixer, if any layer is one."""
+    pattern: str = ""
+    """Layers of a hybrid, a letter each as in Megatron's --hybrid-layer-pattern: M state-space
+    mixer, * attention, - feed-forward, E experts; empty: attention and feed-forward in each."""
+    mtp_pattern: str = ""
+    """Layers inside each prediction layer of a hybrid, in the same letters."""
+    mtp_shared: bool = False
+    """All prediction layers share one set of weights (--mtp-use-repeated-layer)."""
 
     tied: bool = True
     """The output head shares the embedding's weight."""
     head: Literal["lm", "mlm", "classifier", "none"] = "lm"
     """What follows the last layer: language model, masked LM (BERT), classifier, nothing."""
+    sentence_head: bool = False
+    """A second head beside that of a masked language model: a dense layer over the first token and
+    a classifier of the order of two sentences (Megatron's BERT)."""
     head_bias: bool = False
     """The output projection has a bias."""
     labels: Count = 0
@@ -228,6 +276,8 @@ class Model(Spec):
             self._set(moe=Moe(**self.moe))
         if isinstance(self.mla, dict):
             self._set(mla=Mla(**self.mla))
+        if isinstance(self.mamba, dict):
+            self._set(mamba=Mamba(**self.mamba))
         for name in ("attention_pattern", "mlp_pattern", "no_rope_layers"):
             self._set(**{name: tuple(getattr(self, name))})
         super().__post_init__()
@@ -260,6 +310,8 @@ class Model(Spec):
                     f"{name} has {length} entries for {self.layers} layers",
                     "give one entry per layer, or none",
                 )
+        if self.pattern or self.mtp_pattern:
+            self._check_pattern()
         if "moe" in self.mlp_pattern and self.moe is None:
             raise SpecError("mlp_pattern names moe layers but moe is missing", "describe moe")
         if self.position == "rotary" and self.rotary_dim > max(self.head_dim, 1) and not self.mla:
@@ -267,6 +319,24 @@ class Model(Spec):
                 f"rotary_dim {self.rotary_dim} is wider than head_dim {self.head_dim}",
                 f"use a rotary_dim of at most {self.head_dim}",
             )
+
+    def _check_pattern(self) -> None:
+        letters = set(self.pattern + self.mtp_pattern)
+        if letters - set("M*-E"):
+            raise SpecError(
+                f"pattern has the letters {''.join(sorted(letters - set('M*-E')))!r}",
+                "write M (state-space), * (attention), - (feed-forward) or E (experts) per layer",
+            )
+        if len(self.pattern) != self.layers:
+            raise SpecError(
+                f"pattern has {len(self.pattern)} letters for {self.layers} layers",
+                "give one letter per layer",
+            )
+        for letter, needed in (("M", "mamba"), ("E", "moe")):
+            if letter in letters and getattr(self, needed) is None:
+                raise SpecError(
+                    f"pattern has {letter} layers but {needed} is missing", f"describe {needed}"
+                )
 
     @property
     def q_dim(self) -> int:
@@ -288,6 +358,8 @@ class Model(Spec):
         if index < self.encoder_layers:
             return LayerKind("full", 0, "dense", self.position == "rotary")
         index -= self.encoder_layers
+        if self.pattern:
+            return self.part(self.pattern[index])
         default: AttentionKind = "sliding" if self.window else "full"
         attention = self.attention_pattern[index] if self.attention_pattern else default
         mlp: MlpKind = "moe" if self.moe else "dense"
@@ -299,6 +371,18 @@ class Model(Spec):
             mlp=mlp,
             rotary=self.position == "rotary" and index not in self.no_rope_layers,
             cross=self.encoder_layers > 0,
+        )
+
+    def part(self, letter: str) -> LayerKind:
+        """What a hybrid's layer of that letter is."""
+        kinds: dict[str, Literal["dense", "moe"]] = {"-": "dense", "E": "moe"}
+        mixers: dict[str, Literal["attention", "mamba"]] = {"*": "attention", "M": "mamba"}
+        return LayerKind(
+            attention="full",
+            window=0,
+            mlp=kinds.get(letter, "none"),
+            rotary=letter == "*" and self.position == "rotary",
+            mixer=mixers.get(letter, "none"),
         )
 
     def runs(self) -> Iterator[tuple[LayerKind, int]]:
@@ -313,6 +397,8 @@ class Model(Spec):
             pattern = getattr(self, name)
             if pattern:
                 updates[name] = tuple(pattern[i % len(pattern)] for i in range(layers))
+        if self.pattern:
+            updates["pattern"] = "".join(self.pattern[i % len(self.pattern)] for i in range(layers))
         updates["no_rope_layers"] = tuple(i for i in self.no_rope_layers if i < layers)
         return updates
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from actcalc.specs.device import Device
 
 RUN_KEYS = ("model", "layout", "workload", "training", "framework", "device", "policies")
-MEASURED_LAYER = "actcalc/measured-layer/1"
-"""Schema of a layer that `measure --save` wrote."""
+MEASURED_LAYER = "actcalc/measured-layer/"
+"""Schema of a layer that `measure --save` wrote, without its number."""
 _LARGEST = 64_000_000
 
 
@@ -170,7 +170,7 @@ def _refuse_measured_layer(path: Path) -> None:
     if layer is not None:
         raise SpecError(
             f"{path} is the measured layer {shorten(layer.name)}, not a model's description",
-            f"`actcalc compare {path}` takes it",
+            f"`actcalc compare {path}` and `actcalc plan {path}` take it",
         )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from actcalc.errors import SpecError
-from actcalc.specs.base import Factor, Size, Spec
+from actcalc.specs.base import Count, Factor, Size, Spec
 from actcalc.specs.kernels import KernelOptions
 
 Attention = Literal["eager", "sdpa", "flash"]
@@ -19,6 +19,8 @@ class Workload(Spec):
 
     seq: Size = 2048
     """Tokens in one sequence (s)."""
+    decoder_seq: Count = 0
+    """Tokens in one sequence of an encoder-decoder's decoder; 0 means as many as ``seq``."""
     micro_batch: Size = 1
     """Sequences in one micro-batch on one data-parallel rank (b)."""
     global_batch: Size | None = None

@@ -114,8 +114,40 @@ def test_moe_layer_frequency(text: str, dense: int) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"hybrid-layer-pattern": "M*M"},
-        {"decoder-seq-length": 128},
+        {"cuda-graph-impl": "transformer_engine"}, {"cuda-graph-impl": "local"},
+        {"external-cuda-graph": True}, {"enable-cuda-graph": True},
+    ],
+)  # fmt: skip
+def test_cuda_graphs_are_said_to_be_left_out(options: dict[str, Any]) -> None:
+    assert any("CUDA graphs" in text for text in read_arguments({**BASE, **options}).warnings)
+    assert not any("CUDA graphs" in text for text in read_arguments(BASE).warnings)
+    off = read_arguments({**BASE, "cuda-graph-impl": "none"})
+    assert not any("CUDA graphs" in text for text in off.warnings)
+
+
+def test_bert_has_segments_with_its_second_head() -> None:
+    options = {**BASE, "model-family": "bert", "vocab-size": None}
+    both, one = (
+        read_arguments({**options, "bert-no-binary-head": off}).model for off in (False, True)
+    )
+    assert (both["token_types"], both["sentence_head"]) == (2, True)
+    assert (one["token_types"], one["sentence_head"]) == (0, False)
+    assert both["vocab"] == 30522 + 2
+
+
+def test_a_sharding_strategy_is_megatron_fsdp_s() -> None:
+    strategy = {"data-parallel-sharding-strategy": "optim_grads_params"}
+    distributed = {"use-distributed-optimizer": True}
+    assert read_arguments({**BASE, **strategy, **distributed}).layout["zero"] == 1
+    fsdp = {"use-megatron-fsdp": True}
+    assert read_arguments({**BASE, **strategy, **distributed, **fsdp}).layout["zero"] == 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hybrid-layer-pattern": "MG"},
+        {"experimental-attention-variant": "dsa"},
         {"hidden-size": "wide"},
         {"num-layers": -1},
         {"num-experts": 8, "moe-layer-freq": "([0]*3)"},
@@ -144,6 +176,8 @@ def test_dashes_and_underscores_read_the_same() -> None:
             "pipeline-model-parallel-size", "num-query-groups", "group-query-attention",
             "recompute-granularity", "recompute-num-layers", "hidden-dropout", "fp8-format",
             "pipeline-model-parallel-layout", "recompute-modules", "optimizer",
+            "hybrid-layer-pattern", "decoder-num-layers", "encoder-num-layers",
+            "decoder-seq-length", "tokenizer-type", "vocab-extra-ids", "cuda-graph-impl",
         ]),
         st.one_of(st.integers(-3, 10**9), st.text(max_size=12), st.booleans(), st.none(),
                   st.floats(allow_nan=True), st.lists(st.text(max_size=3), max_size=3)),

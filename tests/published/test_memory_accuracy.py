@@ -16,15 +16,15 @@ def judged() -> tuple[Case, ...]:
 def test_every_case_is_judged_or_left_out_for_a_reason() -> None:
     every = tuple(ci_cases())
     assert len(every) == 201
-    assert len(judged()) >= 170
+    assert len(judged()) >= 188
     reasons = {case.left_out for case in every if case.left_out}
-    assert all("Mamba" in r or "T5" in r or "not published" in r for r in reasons)
+    assert all("not published" in r for r in reasons)
 
 
 def test_peak_of_large_runs() -> None:
     errors = {case.name: case.error for case in judged() if case.measured > BIG}
-    assert len(errors) >= 7
-    assert median(map(abs, errors.values())) <= 0.05
+    assert len(errors) >= 11
+    assert median(map(abs, errors.values())) <= 0.02
 
 
 def test_no_large_run_is_far_off_without_its_cause() -> None:
@@ -34,7 +34,7 @@ def test_no_large_run_is_far_off_without_its_cause() -> None:
 
 def test_small_runs_are_within_absolute_bounds() -> None:
     small = [c for c in judged() if 0 < c.measured <= BIG]
-    assert len(small) >= 160
+    assert len(small) >= 177
     assert [c.name for c in small if abs(c.predicted - c.measured) > 0.7e9] == []
 
 
@@ -52,7 +52,7 @@ def test_resident_states() -> None:
 def test_published_allocations() -> None:
     """Reserved and whole-device figures lie above what a run allocates, never far below it."""
     found = [case for case in published_cases() if not case.left_out]
-    assert len(found) >= 38
+    assert len(found) >= 40
     assert median(case.error for case in found) < 0
     assert [c.name for c in found if not -0.45 < c.error < 0.16] == []
     assert [c.name for c in found if abs(c.error) > 0.15 and not c.cause] == []

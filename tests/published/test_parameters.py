@@ -30,7 +30,9 @@ def graph_parameters(name: str) -> int:
     # The library builds no prediction layers, and its counts hold none.
     spec = spec.model_copy(update={"mtp_layers": 0})
     workload = build(Workload, origin.workload, name)
-    graph = model_graph(spec, Layout(), workload, load_framework("transformers"))
+    # Hybrids of state-space layers are described as Megatron runs them; parameters are the same.
+    framework = "megatron" if spec.pattern else "transformers"
+    graph = model_graph(spec, Layout(), workload, load_framework(framework))
     return int(parameters(graph, whole(graph.sizes)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from actcalc.errors import SpecError
 from actcalc.layers.algebra import ONE
 from actcalc.layers.context import Context
 from actcalc.layers.graph import DType, Graph, GraphBuilder
@@ -12,8 +13,8 @@ from actcalc.layers.hub.mlp import feed_forward
 from actcalc.layers.hub.moe import moe
 from actcalc.layers.hub.norm import norm
 from actcalc.layers.hub.relative import relative_attention
-from actcalc.layers.hub.scoped import Scoped
 from actcalc.layers.linear import dropout
+from actcalc.layers.scoped import Scoped
 from actcalc.specs import LayerKind
 
 
@@ -25,6 +26,18 @@ def layer_graph(ctx: Context, kind: LayerKind) -> Graph:
 
 
 def _body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
+    if ctx.model.pattern:
+        raise SpecError(
+            f"framework {ctx.framework.name} does not model hybrids of state-space layers "
+            f"({ctx.model.name})",
+            "use --framework megatron",
+        )
+    if ctx.workload.decoder_seq:
+        raise SpecError(
+            f"framework {ctx.framework.name} models a decoder as long as its encoder, "
+            f"not decoder_seq {ctx.workload.decoder_seq}",
+            "use --framework megatron, or drop decoder_seq",
+        )
     if ctx.model.position == "relative":
         return _relative(g, ctx, kind, stream)
     if ctx.model.parallel != "none":
