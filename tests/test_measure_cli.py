@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import subprocess
 import sys
@@ -37,7 +36,11 @@ def factory():
     return Block(64).to(torch.bfloat16), torch.empty(2, 32, 64, dtype=torch.bfloat16)
 """
 TOKENS, H = 2 * 32, 64
-WITHOUT_TYPE = {"gpt-22b", "gpt3-175b", "gpt-530b", "gpt-1t"}  # of the paper, no model on the hub
+WITHOUT_TYPE = {
+    "gpt-22b", "gpt3-175b", "gpt-530b", "gpt-1t",  # of the paper, no model on the hub
+    # hybrids of state-space layers, whose type is refused
+    "mamba2-130m", "nemotron-3-nano-30b-a3b", "nemotron-3-super-120b-a12b", "nemotron-h-56b",
+}  # fmt: skip
 UNSAID = {"chatglm3-6b"}  # published code, in keys of its own
 UNKNOWN_TO_TRANSFORMERS = {"kimi-k2", "internlm2-7b", "deepseek-moe-16b"}
 READS_DATA = {"dbrx"}  # its experts look for the tokens they were given
@@ -361,14 +364,8 @@ def test_without_torch(cli, tmp_path, monkeypatch, arguments):
     """A user without the extra is told how to get it."""
     path = tmp_path / "block.py"
     path.write_text(BLOCK)
-    real = builtins.__import__
-
-    def missing(name, *rest, **named):
-        if name.split(".")[0] in ("torch", "transformers"):
-            raise ImportError(f"No module named {name!r}")
-        return real(name, *rest, **named)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
+    for name in ("torch", "transformers"):
+        monkeypatch.setitem(sys.modules, name, None)
     given = [f"{path}:factory" if word == "BLOCK" else word for word in arguments]
     outcome = cli("measure", *given)
     assert outcome.code == 2
@@ -461,7 +458,69 @@ def test_saved_layer_table(cli, block, tmp_path):
     assert "a measured Block" in outcome.out
 
 
-def test_only_compare_takes_a_measured_layer(cli, block, tmp_path):
+def test_saved_layer_is_planned(cli, block, tmp_path):
+    """The keys of a run's plan; a budget too small exits with 1."""
+    path = tmp_path / "block.json"
+    cli("measure", "--module", block, "--save", path)
+    free = cli("plan", path, "--layers", 4, "--frontier", "--points", 5, "--json").json
+    assert free["schema"] == "actcalc/plan-layer/1"
+    assert free["cost_flops"] == free["lower_bound"] == 0
+    assert "cost_seconds" not in free
+    prices = [point["cost_flops"] for point in free["frontier"]]
+    assert prices == sorted(prices, reverse=True)
+    middle = sum(point["memory_bytes"] for point in free["frontier"][:2]) // 2
+    outcome = cli("plan", path, "--layers", 4, "--memory", middle, "--json")
+    assert outcome.code == 0
+    data = outcome.json
+    keys = {"feasible", "optimal", "cost_flops", "lower_bound", "stored_bytes", "peak_bytes"}
+    assert keys < data.keys()
+    assert data["feasible"] is data["optimal"] is data["activations_only"] is True
+    assert data["peak_bytes"] <= middle
+    (stage,) = data["stages"]
+    assert sum(layer["count"] for layer in stage["layers"]) == 4
+    assert any("up.addmm" in layer["recompute"] for layer in stage["layers"])
+    assert cli("plan", path, "--memory", 10).code == 1
+    pasted = cli("plan", path, "--layers", 4, "--memory", middle, "--emit", "torch")
+    assert pasted.code == 0
+    compile(pasted.out, "pasted", "exec")
+    table = cli("plan", path, "--layers", 4, "--memory", middle)
+    assert max(map(len, table.out.splitlines())) <= 80
+    assert "measured Block" in table.out
+    assert "--activations-only is" in table.out
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [("--tp", 2), ("--seq", 8), ("--policy", "full"), ("--layers", 0), ("--device", "h100-80gb"),
+     ("--same-on-all-stages",), ("--offload",), ("--emit", "megatron"), ("--points", 3),
+     ("--method", "sqrt", "--semantics", "module")],
+)  # fmt: skip
+def test_plans_of_a_layer_refuse_what_they_cannot_heed(cli, block, tmp_path, wrong):
+    path = tmp_path / "block.json"
+    cli("measure", "--module", block, "--save", path)
+    assert cli("plan", path, "--memory", "1GB").code == 0
+    outcome = cli("plan", path, "--memory", "1GB", *wrong)
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert "hint: " in outcome.err
+
+
+def test_files_of_the_first_schema_compare_but_do_not_plan(cli, block, tmp_path):
+    path = tmp_path / "block.json"
+    cli("measure", "--module", block, "--save", path)
+    expected = cli("compare", path, "--json").json["policies"]
+    data = json.loads(path.read_text())
+    data["schema"] = "actcalc/measured-layer/1"
+    del data["ops"], data["ops_to_last_save"]
+    path.write_text(json.dumps(data))
+    assert cli("compare", path, "--json").json["policies"] == expected
+    outcome = cli("plan", path, "--memory", "1GB")
+    assert outcome.code == 2
+    assert "without its ops" in outcome.err
+    assert "measure it again" in outcome.err
+
+
+def test_only_compare_and_plan_take_a_measured_layer(cli, block, tmp_path):
     path = tmp_path / "block.json"
     cli("measure", "--module", block, "--save", path)
     for arguments in (("breakdown", path), ("measure", path)):
@@ -481,6 +540,55 @@ def test_broken_layer_files(cli, block, tmp_path):
     outcome = cli("compare", path)
     assert outcome.code == 2
     assert "10000" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [(lambda d: d["ops"][0]["inputs"].append(10_000), "10000"),
+     (lambda d: d.update(ops_to_last_save=99), "ops_to_last_save"),
+     (lambda d: d["storages"][0].update(bytes=-1), "negative"),
+     (lambda d: d["storages"].append(d["storages"][0]), "same id"),
+     (lambda d: d.update(schema="actcalc/measured-layer/3"), "no measured layer"),
+     (lambda d: d["ops"][0].update(flops=3), "ops")],
+)  # fmt: skip
+def test_broken_ops_are_refused(cli, block, tmp_path, change, said):
+    path = tmp_path / "block.json"
+    cli("measure", "--module", block, "--save", path)
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    outcome = cli("plan", path, "--memory", "1GB")
+    assert outcome.code == 2
+    assert said in outcome.err
+
+
+def test_layer_files_are_read_with_care(cli, tmp_path):
+    """No aliases that grow, no key given twice, nothing nested without end."""
+    head = "schema: actcalc/measured-layer/2\n"
+    for text in ("a: &a [1, 2]\nb: [*a, *a]\n", "name: one\nname: two\n", "a: " + "[" * 9999):
+        path = tmp_path / "layer.yaml"
+        path.write_text(head + text)
+        outcome = cli("compare", path)
+        assert outcome.code == 2
+        assert "internal error" not in outcome.err
+
+
+@pytest.mark.parametrize("name", ["torch", "transformers"])
+def test_a_broken_package_is_no_missing_one(monkeypatch, name):
+    from actcalc.errors import MissingExtraError
+    from actcalc.measure.fake_cuda import imported
+
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingExtraError, match="not installed"):
+        imported(name, "this needs it")
+
+    def broken(*_):
+        raise ImportError("cannot import name 'x' from 'y'")
+
+    monkeypatch.setattr("importlib.import_module", broken)
+    with pytest.raises(SpecError, match="cannot be imported: ImportError: cannot import") as caught:
+        imported(name, "this needs it")
+    assert not isinstance(caught.value, MissingExtraError)
 
 
 def test_only_the_named_file_is_imported(cli, tmp_path, torch):

@@ -39,7 +39,7 @@ Save = Annotated[
     typer.Option(
         "--save",
         metavar="FILE",
-        help="Keep the measured layer (.json or .yaml): `actcalc compare FILE` takes it.",
+        help="Keep the measured layer (.json or .yaml), for `actcalc compare` and `plan`.",
         show_default=False,
     ),
 ]
@@ -89,7 +89,8 @@ def measure(
         from actcalc.measure.layer import write_layer
 
         write_layer(measured.layer, save)
-        typer.echo(f"wrote {save}: the layer, for `actcalc compare {save}`", err=True)
+        takers = f"`actcalc compare {save}` and `actcalc plan {save}`"
+        typer.echo(f"wrote {save}: the layer, for {takers}", err=True)
 
     def sheets() -> list[Sheet]:
         from actcalc.render.measure import measure_sheets

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from actcalc.cli.options import OutputOptions, RunOptions, with_options
+from actcalc.cli.options import OutputOptions, RunOptions, refuse_given, with_options
 from actcalc.cli.output import check_units, chosen_format, emit, write_whole
 from actcalc.errors import SpecError
+from actcalc.specs.run import measured_layer
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -25,7 +26,8 @@ def plan(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="Preset, run file, config.json, or a planning problem (JSON)."
+            metavar="MODEL",
+            help="Preset, run file, config.json, a measured layer, or a planning problem (JSON).",
         ),
     ],
     options: RunOptions,
@@ -56,6 +58,10 @@ def plan(
     same_on_all_stages: Annotated[
         bool, typer.Option("--same-on-all-stages", help="One plan for all pipeline stages.")
     ] = False,
+    offload: Annotated[
+        bool,
+        typer.Option("--offload", help="Kept tensors may also go to host memory (needs --device)."),
+    ] = False,
     emit_for: Annotated[
         str | None,
         typer.Option(
@@ -82,33 +88,62 @@ def plan(
             "--frontier": frontier,
             "--points": points,
             "--same-on-all-stages": same_on_all_stages,
+            "--offload": offload,
             "--emit": emit_for,
         }
         return _plan_problem(model, data, method, given, options, output)
     from actcalc.planner.emit import check_target
-    from actcalc.planner.plan import plan_command
+    from actcalc.planner.plan import RunPlan, plan_command
     from actcalc.render.plan import plan_sheets
 
     if emit_for is not None:
         check_target(emit_for)
     if points is not None and not frontier:
         raise SpecError(f"--points {points} without --frontier", "add --frontier")
-    result = plan_command(
-        options.runs(model),
-        memory,
-        memory_model=memory_model or "stored+working",
-        activations_only=activations_only,
-        semantics=semantics or "minimal",
-        method=method,
-        points=(20 if points is None else points) if frontier else 0,
-        same_on_all_stages=same_on_all_stages,
-        emit=emit_for,
-    )
+    asked: dict[str, Any] = {
+        "memory_model": memory_model or "stored+working",
+        "semantics": semantics or "minimal",
+        "method": method,
+        "points": (20 if points is None else points) if frontier else 0,
+        "emit": emit_for,
+    }
+    layer = measured_layer(model)
+    result: RunPlan
+    if layer is not None:
+        from actcalc.planner.measured_plan import plan_layer_command
+
+        refuse_for_layer(options, same_on_all_stages, offload)
+        result = plan_layer_command(layer, memory, layers=options.layers, **asked)
+    else:
+        result = plan_command(
+            options.runs(model),
+            memory,
+            activations_only=activations_only,
+            same_on_all_stages=same_on_all_stages,
+            offload=offload,
+            **asked,
+        )
     if result.emitted is not None and chosen_format(output) == "table":
         _paste(result.emitted.text, output)
         return 0 if result.emitted.feasible else 1
     emit(lambda: plan_sheets(result, output.units), result.document, output)
     return 0 if result.feasible else 1
+
+
+def refuse_for_layer(options: RunOptions, same_on_all_stages: bool, offload: bool) -> None:
+    """Refuse what a measured layer cannot heed: it has sizes of its own, no times, one stage."""
+    if options.device is not None:
+        raise SpecError(
+            f"--device {options.device}: a measured layer has FLOPs, no times",
+            "give --memory alone",
+        )
+    if offload:
+        raise SpecError("--offload: a measured layer has no times to hide copies", "drop --offload")
+    if same_on_all_stages:
+        raise SpecError(
+            "--same-on-all-stages: measured layers are one stage", "drop --same-on-all-stages"
+        )
+    refuse_given(options, "a measured layer", keep=("layers",))
 
 
 def _paste(text: str, output: OutputOptions) -> None:

@@ -29,6 +29,7 @@ OUTPUTS = {
     "breakdown": ("actcalc.planner.breakdown", "Breakdown"),
     "memory": ("actcalc.memory.report", "MemoryReport"),
     "plan": ("actcalc.planner.plan", "RunPlan"),
+    "plan-layer": ("actcalc.planner.measured_plan", "LayerPlan"),
     "plan-problem": ("actcalc.planner.plan", "ProblemPlan"),
     "mfu": ("actcalc.cost.mfu", "Utilisation"),
     "measure": ("actcalc.planner.measured", "Measurement"),

@@ -78,9 +78,11 @@ def parse_yaml(text: str, where: str) -> Any:
         raise SpecError(f"{where}: {error}", "check the values") from error
 
 
-def read_mapping(path: Path) -> dict[str, Any]:
-    """The mapping a YAML or JSON file holds; ``SpecError`` if it holds anything else."""
-    text = read_text(path)
+def read_mapping(path: Path, limit: int = MAX_BYTES) -> dict[str, Any]:
+    """The mapping a YAML or JSON file of at most ``limit`` bytes holds; ``SpecError`` if it holds
+    anything else.
+    """
+    text = read_text(path, limit)
     parse = _parse_json if path.suffix == ".json" else parse_yaml
     data = parse(text, str(path))
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):

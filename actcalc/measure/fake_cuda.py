@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import logging
 import warnings
 from collections import Counter
@@ -55,15 +56,37 @@ def require_torch() -> Any:
 
     Raises:
         MissingExtraError: PyTorch is not installed.
+        SpecError: it is, but importing it fails.
+    """
+    return imported("torch", "measuring needs PyTorch")
+
+
+def imported(name: str, need: str) -> Any:
+    """Return the module called ``name``; ``need`` says, as a sentence, what needs it.
+
+    Raises:
+        MissingExtraError: it is not installed.
+        SpecError: it is installed, and fails while it is imported.
     """
     try:
-        import torch
-    except ImportError as error:
-        raise MissingExtraError(
-            "measuring needs PyTorch, which is not installed",
-            hint="pip install 'actcalc[torch]'",
-        ) from error
-    return torch
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name == name:
+            raise MissingExtraError(
+                f"{need}, which is not installed", hint="pip install 'actcalc[torch]'"
+            ) from error
+        raise _broken(name, error) from error
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        # A shared library that is missing, or two packages whose versions do not go together.
+        raise _broken(name, error) from error
+
+
+def _broken(name: str, error: Exception) -> SpecError:
+    line = next((line for line in str(error).splitlines() if line.strip()), "no message")
+    return SpecError(
+        f"{name} is installed but cannot be imported: {type(error).__name__}: {line.strip()}",
+        hint=f"`python -c 'import {name}'` shows the whole error; reinstall it",
+    )
 
 
 @dataclass(slots=True)

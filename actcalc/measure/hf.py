@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from actcalc.errors import MissingExtraError, SpecError
-from actcalc.measure.fake_cuda import DEVICE, fake_cuda, patched, require_torch
+from actcalc.errors import SpecError
+from actcalc.measure.fake_cuda import DEVICE, fake_cuda, imported, patched, require_torch
 from actcalc.measure.notes import notes_on
 from actcalc.measure.record import layer_stacks
 from actcalc.measure.results import Dtype, Measured
@@ -32,16 +32,10 @@ def require_transformers() -> Any:
 
     Raises:
         MissingExtraError: transformers is not installed.
+        SpecError: it is, but importing it fails.
     """
     require_torch()
-    try:
-        import transformers
-    except ImportError as error:
-        raise MissingExtraError(
-            "measuring a model by its configuration needs transformers, which is not installed",
-            hint="pip install 'actcalc[torch]'",
-        ) from error
-    return transformers
+    return imported("transformers", "measuring a model by its configuration needs transformers")
 
 
 def load_config(source: Mapping[str, Any] | str | Path) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """A measured layer as a file: every storage it keeps, who saves it, and what each module reads.
 
-The format (JSON, or YAML by the file's ending; schema ``actcalc/measured-layer/1``)::
+The format (JSON, or YAML by the file's ending; schema ``actcalc/measured-layer/2``)::
 
-    schema: actcalc/measured-layer/1
+    schema: actcalc/measured-layer/2
     name: my_block                  what the user calls it
     cls: Block                      class of the layer's module
     torch_version: 2.13.0+cpu
@@ -14,17 +14,28 @@ The format (JSON, or YAML by the file's ending; schema ``actcalc/measured-layer/
       bytes: 16777216
       shape: [1, 2048, 4096]        of the first saved view
       dtype: bfloat16
-      saved_by:                     empty: a module reads it, autograd does not keep it
+      saved_by:                     empty: only read or made, autograd does not keep it
       - {module: ln_1, op: NativeLayerNormBackward0.input}
     modules:                        every submodule that ran, in order; "" is the layer itself
     - path: ln_1
       cls: LayerNorm
       inputs: [0]                   ids of the storages it reads, parameters aside
       forward_flops: 0              with its submodules
+    ops:                            every ATen op that made or changed a storage, in order
+    - op: aten.native_layer_norm.default
+      module: ln_1                  innermost module it ran in
+      inputs: [0]                   storages it reads; parameters and buffers aside
+      outputs: [1, 2, 3]            storages it makes or changes
+      writes: []                    those of them that existed before: changed in place
+      forward_flops: 0
+      random: false                 draws random numbers
+      rerunnable: true              false: routes by order, or changes a buffer of the model
+    ops_to_last_save: 41            so many ops had run when autograd saved its last tensor
 
 From this follows what is stored when some modules are recomputed, by the rule of
 ``torch.utils.checkpoint``: what is saved outside them, and their inputs
-(:meth:`MeasuredLayer.stored_bytes`).
+(:meth:`MeasuredLayer.stored_bytes`). The ops are what ``actcalc plan`` chooses from. Files of
+schema 1 have no ops: they can be compared, not planned.
 """
 
 from __future__ import annotations
@@ -32,14 +43,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from actcalc.errors import SpecError
+from actcalc.io.yamlfile import read_mapping
 
-_SCHEMA: Literal["actcalc/measured-layer/1"] = "actcalc/measured-layer/1"
+Schema = Literal["actcalc/measured-layer/1", "actcalc/measured-layer/2"]
+_SCHEMA: Schema = "actcalc/measured-layer/2"
+_LARGEST = 64_000_000
 _YAML_ENDINGS = (".yaml", ".yml")
 
 
@@ -59,7 +73,7 @@ class Saver(_Frozen):
 
 
 class Storage(_Frozen):
-    """A piece of memory that an op saves or a module reads."""
+    """A piece of memory that an op makes, changes or saves, or a module reads."""
 
     id: int
     bytes: int
@@ -77,7 +91,31 @@ class ModuleRun(_Frozen):
     forward_flops: int
 
 
-def _inside(path: str, module: str) -> bool:
+class OpRun(_Frozen):
+    """One ATen op of the layer's forward that made a storage or changed one.
+
+    Ops that only look at a storage in another shape (views) are left out: they take no memory.
+    """
+
+    op: str
+    """Its name with overload, ``aten.addmm.default``."""
+    module: str
+    """Path of the innermost module it ran in, relative to the layer."""
+    inputs: tuple[int, ...]
+    """Storages it reads, without parameters, buffers and what all layers share."""
+    outputs: tuple[int, ...]
+    """Storages it makes or changes."""
+    writes: tuple[int, ...] = ()
+    """Those of ``outputs`` that were there before."""
+    forward_flops: int = 0
+    """A multiply-add is 2."""
+    random: bool = False
+    """Whether it draws random numbers."""
+    rerunnable: bool = True
+    """False where a second run could differ (top-k, sort) or changes the model's buffers."""
+
+
+def inside(path: str, module: str) -> bool:
     """Say whether ``path`` is ``module`` or below it; ``""`` is above everything."""
     return module in ("", path) or path.startswith(module + ".")
 
@@ -85,7 +123,7 @@ def _inside(path: str, module: str) -> bool:
 class MeasuredLayer(_Frozen):
     """One layer as measured; the module's docstring describes its file."""
 
-    schema_: Literal["actcalc/measured-layer/1"] = _SCHEMA
+    schema_: Schema = _SCHEMA
     name: str
     cls: str
     torch_version: str
@@ -94,6 +132,13 @@ class MeasuredLayer(_Frozen):
     forward_flops: int
     storages: tuple[Storage, ...]
     modules: tuple[ModuleRun, ...]
+    ops: tuple[OpRun, ...] = ()
+    ops_to_last_save: int = 0
+
+    @property
+    def has_ops(self) -> bool:
+        """Whether its ops were recorded (files of schema 1 have none)."""
+        return self.schema_ == _SCHEMA
 
     @property
     def saved_bytes(self) -> int:
@@ -117,7 +162,7 @@ class MeasuredLayer(_Frozen):
         return [
             by_path[path]
             for path in wanted
-            if not any(other != path and _inside(path, other) for other in wanted)
+            if not any(other != path and inside(path, other) for other in wanted)
         ]
 
     def stored_bytes(self, recompute: Iterable[str]) -> int:
@@ -128,14 +173,22 @@ class MeasuredLayer(_Frozen):
         Raises:
             SpecError: no such module.
         """
+        return sum(storage.bytes for storage in self.stored(recompute))
+
+    def stored(self, recompute: Iterable[str]) -> tuple[Storage, ...]:
+        """Return the storages that :meth:`stored_bytes` counts, in order.
+
+        Raises:
+            SpecError: no such module.
+        """
         chosen = self._chosen(recompute)
         read = {storage for run in chosen for storage in run.inputs}
-        return sum(
-            storage.bytes
+        return tuple(
+            storage
             for storage in self.storages
             if storage.id in read
             or any(
-                not any(_inside(saver.module, run.path) for run in chosen)
+                not any(inside(saver.module, run.path) for run in chosen)
                 for saver in storage.saved_by
             )
         )
@@ -179,14 +232,8 @@ def read_layer(path: str | Path) -> MeasuredLayer:
     """
     path = Path(path)
     hint = "write it with: actcalc measure ... --save FILE"
-    try:
-        text = path.read_text(encoding="utf-8")
-        content = yaml.safe_load(text) if path.suffix in _YAML_ENDINGS else json.loads(text)
-    except OSError as error:
-        raise SpecError(f"cannot read {path}: {error.strerror}", hint=hint) from error
-    except (ValueError, yaml.YAMLError) as error:
-        raise SpecError(f"{path} is no JSON or YAML: {error}", hint=hint) from error
-    if not isinstance(content, dict) or content.get("schema") != _SCHEMA:
+    content = read_mapping(path, _LARGEST)
+    if content.get("schema") not in get_args(Schema):
         raise SpecError(f"{path} is no measured layer (schema {_SCHEMA})", hint=hint)
     content["schema_"] = content.pop("schema")
     try:
@@ -195,8 +242,27 @@ def read_layer(path: str | Path) -> MeasuredLayer:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise SpecError(f"{path}: {where}: {first['msg']}", hint=hint) from error
+    _check_ids(layer, path, hint)
+    return layer
+
+
+def _check_ids(layer: MeasuredLayer, path: Path, hint: str) -> None:
     known = {storage.id for storage in layer.storages}
+    if len(known) < len(layer.storages):
+        raise SpecError(f"{path}: two storages have the same id", hint=hint)
     unknown = sorted({i for run in layer.modules for i in run.inputs} - known)
     if unknown:
         raise SpecError(f"{path}: modules read storages {unknown}, which it lacks", hint=hint)
-    return layer
+    unknown = sorted({i for op in layer.ops for i in (*op.inputs, *op.outputs)} - known)
+    if unknown:
+        raise SpecError(f"{path}: ops use storages {unknown}, which it lacks", hint=hint)
+    if not 0 <= layer.ops_to_last_save <= len(layer.ops):
+        raise SpecError(
+            f"{path}: ops_to_last_save is {layer.ops_to_last_save} of {len(layer.ops)} ops",
+            hint=hint,
+        )
+    numbers = [n for storage in layer.storages for n in (storage.bytes, *storage.shape)]
+    numbers += [op.forward_flops for op in layer.ops]
+    numbers += [run.forward_flops for run in layer.modules]
+    if min(numbers, default=0) < 0:
+        raise SpecError(f"{path}: a size or a number of FLOPs is negative", hint=hint)

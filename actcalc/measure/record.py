@@ -19,6 +19,7 @@ from typing import Any
 
 from actcalc.measure.fake_cuda import require_torch
 from actcalc.measure.layer import MeasuredLayer, ModuleRun, Saver, Storage
+from actcalc.measure.ops import OpLog, ops_below
 from actcalc.measure.results import BETWEEN, EMBEDDING, HEAD, SavedTensor
 
 CHECKPOINT_INPUT = "Checkpoint.input"
@@ -112,6 +113,8 @@ class Recording:
     """The holders of one forward pass, in the order they were saved."""
 
     tracker: Tracker
+    log: OpLog | None = None
+    """Where the ops go too, if they are wanted."""
     _holders: list[weakref.ref[_Holder]] = field(default_factory=list)
 
     @contextlib.contextmanager
@@ -123,6 +126,8 @@ class Recording:
             # Detached, since an op's own output leads back to the op: a cycle nobody can free.
             holder = _Holder(tensor.detach(), self.tracker.where())
             self._holders.append(weakref.ref(holder))
+            if self.log is not None:
+                self.log.saved(holder.path)
             return holder
 
         def unpack(holder: _Holder) -> Any:
@@ -130,6 +135,7 @@ class Recording:
 
         with (
             self.tracker.following(),
+            self.log.logging() if self.log is not None else contextlib.nullcontext(),
             torch.autograd.graph.saved_tensors_hooks(pack, unpack),
         ):
             yield
@@ -283,7 +289,7 @@ def collect_layer(
     """Return the module at ``root`` as a measured layer.
 
     Args:
-        recording: of a forward pass whose tracker kept inputs.
+        recording: of a forward pass whose tracker kept inputs, with a log of its ops.
         loss: see :func:`collect`.
         root: path of the layer's module.
         excluded: see :func:`collect`.
@@ -307,8 +313,16 @@ def collect_layer(
         for tensor in tracker.inputs[path]:
             if storage_key(tensor) not in excluded:
                 views.setdefault(storage_key(tensor), tensor)
+    log = recording.log or OpLog(lambda: "")
+    inside = set(paths)
+    for entry in log.entries:
+        if entry.path in inside:
+            for key in (*entry.inputs, *entry.outputs):
+                if key not in excluded:
+                    views.setdefault(key, log.views[key])
     ids = {key: index for index, key in enumerate(views)}
     classes = {path: type(module).__name__ for path, module in tracker.model.named_modules()}
+    ops, before = ops_below(log, inside.__contains__, ids, excluded, inner.__getitem__)
     return MeasuredLayer(
         cls=classes[root],
         forward_flops=flops.get(root, 0),
@@ -339,6 +353,8 @@ def collect_layer(
             )
             for path in paths
         ),
+        ops=ops,
+        ops_to_last_save=before,
         **facts,
     )
 

@@ -13,6 +13,7 @@ from typing import Any
 from actcalc.errors import SpecError
 from actcalc.measure.fake_cuda import require_torch
 from actcalc.measure.layer import MeasuredLayer
+from actcalc.measure.ops import OpLog
 from actcalc.measure.record import (
     LiveStorages,
     Recording,
@@ -160,7 +161,9 @@ def traced_step(
     """
     torch = require_torch()
     excluded = storages([*model.parameters(), *model.buffers(), *inputs])
-    recording = Recording(Tracker(model, layers, keep_inputs=keep_layer))
+    tracker = Tracker(model, layers, keep_inputs=keep_layer)
+    log = OpLog(lambda: tracker.where().path) if keep_layer else None
+    recording = Recording(tracker, log)
     live = LiveStorages()
     counter = _counter()
     counting = counter if flops or keep_layer else contextlib.nullcontext()
@@ -184,7 +187,9 @@ def traced_step(
             layer = _middle_layer(
                 recording, loss, excluded, _flops_per_module(counter, model), name, dtype
             )
-        recording.tracker.inputs.clear()
+        tracker.inputs.clear()
+        if log is not None:
+            log.clear()
         live_bytes = live.alive_bytes(excluded)
         counted = None
         if flops:
@@ -195,7 +200,7 @@ def traced_step(
             counted = Flops(
                 forward_flops=int(forward), backward_flops=int(backward.get_total_flops())
             )
-    return Step(tensors, len(recording.tracker.ended), live_bytes, counted, layer, notes)
+    return Step(tensors, len(tracker.ended), live_bytes, counted, layer, notes)
 
 
 def _middle_layer(

@@ -149,6 +149,7 @@ def plan_layer(
         ops=tuple(ops),
         forbid_recompute=frozenset(forbidden),
         name=graph.name,
+        grain=costs.scale,
     )
 
 
@@ -163,6 +164,7 @@ class ModuleChoice:
     policy: str
     recompute: tuple[str, ...]
     kept: tuple[str, ...]
+    offloaded: tuple[str, ...] = ()
 
 
 def policy_option(model: ModelGraph, graph: Graph, costs: Costs, policy: Policy) -> Option:

@@ -9,7 +9,7 @@ leaves few (Handler and Zang 1980; Dumitrescu and Boland 2003 on constrained sho
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
@@ -90,24 +90,24 @@ class ChainPath:
         )
         self._allowed: dict[int, list[list[_Edge]]] = {}
 
-    def solve(self, rest: int) -> tuple[int, list[Step], int, int] | None:
-        """Cost, steps, relaxation bound and states of the cheapest plan within ``rest``.
+    def solve(self, room: Callable[[int], int]) -> tuple[int, list[Step], int, int] | None:
+        """Cost, steps, relaxation bound and states of the cheapest plan that fits.
 
-        None if nothing fits.
+        ``room`` says how much may be stored, by the largest working set. None if nothing fits.
         """
         states = 0
 
-        def bounded(high: int, room: int) -> int | None:
-            dual = self._dual(high, room)
+        def bounded(high: int, capacity: int) -> int | None:
+            dual = self._dual(high, capacity)
             return None if dual is None else dual.bound
 
-        def relaxed(high: int, room: int, below: int | None) -> Relaxed[list[Step]] | None:
+        def relaxed(high: int, capacity: int, below: int | None) -> Relaxed[list[Step]] | None:
             nonlocal states
-            found, seen = self._exact(high, room, below)
+            found, seen = self._exact(high, capacity, below)
             states += seen
             return None if found is None else Relaxed(found[0], *self._needs(found[1]), found[1])
 
-        searched = search_levels(self.levels, rest, bounded, relaxed)
+        searched = search_levels(self.levels, room, bounded, relaxed)
         if searched is None:
             return None
         return searched.best.cost, searched.best.plan, searched.bound, states
@@ -131,15 +131,15 @@ class ChainPath:
         dual = self._dual(self.levels[-1], rest)
         return None if dual is None else dual.bound
 
-    def least_peak(self) -> int:
-        """The lowest stored + working bytes any plan reaches."""
+    def least_peak(self, peak: Callable[[int, int], int]) -> int:
+        """The lowest ``peak`` of stored and largest working bytes that any plan reaches."""
         best: int | None = None
         heap: list[tuple[int, int, int]] = []
 
         def push(low: int, high: int) -> None:
             stored = self._lightest(self.levels[high])[0]
             if stored is not None:
-                heappush(heap, (stored + self.levels[low], low, high))
+                heappush(heap, (peak(stored, self.levels[low]), low, high))
 
         push(0, len(self.levels) - 1)
         while heap:

@@ -14,6 +14,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from actcalc.errors import SpecError
+from actcalc.planner.bridge import Costs
 from actcalc.planner.rivals import Fit, Rivals
 from actcalc.planner.stages import RunPlanner
 
@@ -56,8 +57,6 @@ def emitted(target: str, planner: RunPlanner, budget: int) -> EmittedFigure:
     Its distance is to the exact optimum of single ops (``--semantics minimal``), which no target
     can beat with the same kernels.
     """
-    from actcalc.planner.plan import EmittedFigure
-
     check_target(target)
     makers: dict[str, Callable[[RunPlanner, int], Expressed]] = {
         "megatron": _megatron,
@@ -67,23 +66,35 @@ def emitted(target: str, planner: RunPlanner, budget: int) -> EmittedFigure:
         "torch": _torch,
     }
     found = makers[target](planner, budget)
-    best = optimum(planner, budget)
-    cost, costs = found.fit.cost, planner.costs
+    return figure_of(target, found, optimum(planner, budget), planner.costs, planner.run.model.name)
+
+
+def figure_of(
+    target: str, found: Expressed, best: int | None, costs: Costs, name: str
+) -> EmittedFigure:
+    """A target's best plan beside the optimum ``best`` (costs in planner units, None: none fits).
+
+    Its text begins with comments: ``name``, the plan in words, how far it is from the optimum.
+    """
+    from actcalc.planner.plan import EmittedFigure
+
+    cost = found.fit.cost
     value = None if cost is None else costs.value(cost)
-    ratio = cost / best if cost is not None and best else None
+    least = None if best is None else costs.value(best)
+    ratio = value / least if value is not None and least else None
     if cost is None:
         far = f"nothing {target} can express fits"
     elif best is None:
         far = "beyond single ops"
+    elif cost == best:
+        far = "the optimum"
+    elif value == least:
+        far = "as many FLOPs as the optimum"
     elif ratio is None:
-        far = "the optimum" if cost == 0 else "the optimum re-runs nothing"
+        far = "the optimum re-runs " + ("nothing" if best == 0 else "no FLOPs")
     else:
-        far = "the optimum" if cost == best else f"{ratio:.2f} times the cost of the optimum"
-    mark = "#"
-    head = (
-        f"{mark} {planner.run.model.name}: {found.plan} ({far})",
-        *(f"{mark} {note}" for note in found.notes),
-    )
+        far = f"{ratio:.2f} times the cost of the optimum"
+    head = (f"# {name}: {found.plan} ({far})", *(f"# {note}" for note in found.notes))
     return EmittedFigure(
         target=target,
         text="\n".join((*head, found.text)) + "\n",
@@ -171,38 +182,12 @@ def _named(policy: str) -> str:
 
 
 def _torchtitan(planner: RunPlanner, budget: int) -> Expressed:
-    rivals = Rivals(planner)
-    fits: list[tuple[Fit, str, str]] = []
-    for name, mode in (("none", "none"), ("full", "full")):
-        fits.append((rivals.single(name, budget), f'mode = "{mode}"', _named_whole(name)))
-    for every in range(2, max(stage.layers for stage in planner.stages) + 1):
-        fits.append(
-            (
-                _every(rivals, every, budget),
-                f'mode = "selective"\nselective_ac_option = "{every}"',
-                f"full re-run of each {every}. layer",
-            )
-        )
-    fitting = [entry for entry in fits if entry[0].fits]
-    if not fitting:
+    from actcalc.planner.emit_torchtitan import best_setting, notes_of, text_of
+
+    best = best_setting(planner, budget)
+    if best is None:
         return _nothing('[activation_checkpoint]\nmode = "full"')
-    fit, text, plan = min(fitting, key=lambda e: (e[0].cost or 0, e[0].peak_bytes or 0))
-    note = 'The per-op list (selective_ac_option = "op") is not among the plans compared.'
-    return Expressed(f"[activation_checkpoint]\n{text}", plan, fit, (note,))
-
-
-def _every(rivals: Rivals, every: int, budget: int) -> Fit:
-    # torchtitan counts layers from one: the every-th, not the first, is wrapped
-    # (distributed/activation_checkpoint.py, _apply_layer_sac).
-    name = f"every {every}"
-    total = peak = 0
-    for stage in rivals.planner.stages:
-        full = rivals.policy("full", stage)
-        cost, high = rivals.measured(stage, full, skip=lambda at: (at + 1) % every != 0)
-        if high > budget:
-            return Fit((name,), None, None)
-        total, peak = total + cost, max(peak, high)
-    return Fit((name,), total, peak)
+    return Expressed(text_of(best), best.plan, best.fit, notes_of(planner, best))
 
 
 def _named_whole(name: str) -> str:

@@ -91,16 +91,16 @@ def _option(planner: RunPlanner, graph: Graph, chosen: tuple[int, ...]) -> Optio
     )
 
 
-_CODE = '''import functools
+_HEAD = """import functools
 
 import torch
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
-)
+)"""
 
-aten = torch.ops.aten
+_POLICY = """aten = torch.ops.aten
 PRODUCTS = {
     getattr(aten, name).default
     for name in (
@@ -134,10 +134,9 @@ def policy(kept):
             return CheckpointPolicy.MUST_SAVE
         return CheckpointPolicy.PREFER_RECOMPUTE
 
-    return decide
+    return decide"""
 
-
-def contexts(kept):
+_APPLY = '''def contexts(kept):
     return create_selective_checkpoint_contexts(policy(kept))
 
 
@@ -166,4 +165,9 @@ def snippet(stages: Sequence[Sequence[tuple[int, Kept]]]) -> str:
             names = f"  # {', '.join(kept.names)}" if kept.names else ""
             lines.append(f"        ({count}, {kept.products!r}),{names}")
         lines.append("    ],")
-    return _CODE.replace("@PLAN@", "\n".join(lines))
+    return code(_POLICY, "\n".join(lines))
+
+
+def code(policy: str, plan: str) -> str:
+    """A module that checkpoints layers: imports, a policy with the plan's lines put in, apply()."""
+    return "\n".join((_HEAD, "", policy.replace("@PLAN@", plan), "", "", _APPLY))

@@ -13,15 +13,18 @@ although backward does not need them. The third axis is therefore those extra by
 two ops together. Only unsaved tensors do: ops fall into components linked by unsaved tensors; each
 component is solved by itself and the results are summed.
 
+**Offload.** A kept tensor may move to host memory instead and come back for backward: its bytes
+leave K and join W, so K + W is as before, and the bytes moved are a fourth axis.
+
 **Inside a component** ops are taken in topological order. The state is the set of live unsaved
 tensors that are *absent* (producer not re-run, not kept so far): a re-run reader of an absent
-tensor makes it kept. Within one state only undominated (K, extra, cost) survive.
+tensor makes it kept. Within one state only undominated (K, extra, cost, moved) survive.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -36,15 +39,18 @@ Ints = NDArray[np.int64]
 MAX_STATES = 200_000
 """Most (state, point) pairs one component may carry before the graph is refused."""
 
-_Point = tuple[int, int, int, int]
+_Point = tuple[int, int, int, int, int, int]
+# Stored, extra and cost, bytes moved; the ops re-run and the tensors moved as bits.
 _LEVELS = 48
+_NOWHERE = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class LayerOption:
     """One way to run a layer: bytes, cost, the ops re-run and the tensors kept (without input).
 
-    ``stored`` counts the layer input; ``working`` are the saved tensors re-made at backward.
+    ``stored`` counts the layer input; ``working`` are the saved tensors re-made at backward, and
+    the tensors ``offloaded`` to host memory, ``moved`` bytes in all, that come back for it.
     """
 
     stored: int
@@ -52,19 +58,23 @@ class LayerOption:
     cost: int
     recompute: tuple[str, ...]
     kept: tuple[str, ...]
+    moved: int = 0
+    offloaded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class LayerFrontier:
     """Undominated options of a layer, sorted by stored bytes; option sets are rebuilt on demand.
 
-    ``stored``, ``working`` and ``cost`` are parallel arrays. Option ``i`` is ``frontier[i]``.
+    ``stored``, ``working``, ``cost`` (of re-running alone) and ``moved`` (to host memory) are
+    parallel arrays. Option ``i`` is ``frontier[i]``.
     """
 
     layer: PlanLayer
     stored: Ints
     working: Ints
     cost: Ints
+    moved: Ints
     _parts: tuple[tuple[_Point, ...], ...]
     _picks: tuple[tuple[Ints, Ints], ...]
 
@@ -74,18 +84,18 @@ class LayerFrontier:
     def __getitem__(self, index: int) -> LayerOption:
         if not -len(self) <= index < len(self):
             raise IndexError(index)
-        recompute = self._mask(index % len(self))
-        return layer_option(self.layer, recompute)
+        return layer_option(self.layer, *self._masks(index % len(self)))
 
     def __iter__(self) -> Iterator[LayerOption]:
         return (self[i] for i in range(len(self)))
 
-    def _mask(self, index: int) -> int:
-        mask = 0
+    def _masks(self, index: int) -> tuple[int, int]:
+        again = away = 0
         for part, (left, right) in zip(reversed(self._parts), reversed(self._picks), strict=True):
-            mask |= part[int(right[index])][3]
+            point = part[int(right[index])]
+            again, away = again | point[4], away | point[5]
             index = int(left[index])
-        return mask
+        return again, away
 
     @cached_property
     def everything(self) -> LayerOption:
@@ -93,8 +103,11 @@ class LayerFrontier:
         return layer_option(self.layer, _allowed_mask(self.layer))
 
 
-def layer_option(layer: PlanLayer, recompute: int) -> LayerOption:
-    """The option of re-running the ops whose index bits are set in ``recompute``."""
+def layer_option(layer: PlanLayer, recompute: int, away: int = 0) -> LayerOption:
+    """The option of re-running the ops whose index bits are set in ``recompute``.
+
+    Kept tensors whose bits are set in ``away``, in the order of ``layer.tensors``, are offloaded.
+    """
     again = [op for i, op in enumerate(layer.ops) if recompute >> i & 1]
     made = {t for op in again for t in op.outputs}
     read = {t for op in again for t in op.inputs}
@@ -103,54 +116,72 @@ def layer_option(layer: PlanLayer, recompute: int) -> LayerOption:
         for t in layer.tensors
         if t != layer.input and t not in made and (t in layer.saved_for_backward or t in read)
     ]
+    offloaded = tuple(
+        t for i, t in enumerate(layer.tensors) if away >> i & 1 and (t == layer.input or t in kept)
+    )
+    moved = sum(layer.tensors[t] for t in offloaded)
+    remade = sum(
+        layer.tensors[t] for t in layer.saved_for_backward if t != layer.input and t in made
+    )
     return LayerOption(
-        stored=layer.input_bytes + sum(layer.tensors[t] for t in kept),
-        working=sum(
-            layer.tensors[t] for t in layer.saved_for_backward if t != layer.input and t in made
-        ),
+        stored=layer.input_bytes + sum(layer.tensors[t] for t in kept) - moved,
+        working=remade + moved,
         cost=sum(op.cost for op in again),
         recompute=tuple(op.name for op in again),
-        kept=tuple(kept),
+        kept=tuple(t for t in kept if t not in offloaded),
+        moved=moved,
+        offloaded=offloaded,
     )
 
 
 @lru_cache(maxsize=256)
-def layer_frontier(layer: PlanLayer) -> LayerFrontier:
-    """Every undominated option of ``layer``, by (stored, stored + working, cost). Cached.
+def layer_frontier(layer: PlanLayer, movable: frozenset[str] = frozenset()) -> LayerFrontier:
+    """Every undominated option of ``layer``, by (stored, stored + working, cost, moved). Cached.
+
+    ``movable`` names the tensors that may be offloaded to host memory.
 
     Raises:
         SpecError: more than ``MAX_STATES`` partial choices stay alive at once, because too many
-            unsaved tensors are alive together.
+            unsaved tensors are alive together or too many tensors are movable.
     """
-    parts = tuple(_component(layer, ops) for ops in _components(layer))
-    axes = [np.array([layer.input_bytes]), np.array([0]), np.array([0])]
+    arrival = _placed([(0, 0, 0, 0, 0, 0)], layer, [layer.input], movable)
+    parts = (tuple(arrival), *(_component(layer, ops, movable) for ops in _components(layer)))
+    axes = [np.array([0])] * 4
     picks: list[tuple[Ints, Ints]] = []
     for part in parts:
-        columns = np.array([p[:3] for p in part], dtype=np.int64).T
+        columns = np.array([p[:4] for p in part], dtype=np.int64).T
         width = len(part)
+        if len(axes[0]) * width > 100 * MAX_STATES:
+            raise SpecError(
+                f"layer type {layer.name!r} has {len(axes[0]) * width} partial plans",
+                hint="let fewer tensors be offloaded, or merge neighbouring ops",
+            )
         summed = [
             (axis[:, None] + column[None, :]).ravel()
             for axis, column in zip(axes, columns, strict=True)
         ]
-        keep = pareto(summed[0], summed[1], summed[2])
+        keep = pareto(*summed)
         axes = [axis[keep] for axis in summed]
         picks.append((keep // width, keep % width))
-    stored, extra, cost = axes
+    stored, extra, cost, moved = axes
     return LayerFrontier(
         layer=layer,
         stored=stored,
         working=layer.total_saved_bytes - stored + extra,
         cost=cost,
+        moved=moved,
         _parts=parts,
         _picks=tuple(picks),
     )
 
 
-def pareto(first: Ints, second: Ints, third: Ints) -> Ints:
-    """Indices of the points that no other point is at most equal to in all three columns.
+def pareto(first: Ints, second: Ints, third: Ints, fourth: Ints | None = None) -> Ints:
+    """Indices of the points that no other point is at most equal to in all columns.
 
     Of equal points the earliest stays. Sorted by the first column.
     """
+    if fourth is not None and fourth.any():
+        return _pareto_by_levels(first, second, third, fourth)
     order = np.lexsort((third, second, first))
     b, c = second[order], third[order]
     levels = np.unique(b)
@@ -166,6 +197,32 @@ def pareto(first: Ints, second: Ints, third: Ints) -> Ints:
         better[1:] = costs[1:] < best[:-1]
         alive[below[better & (b[below] == level)]] = True
     return order[alive]
+
+
+def _pareto_by_levels(first: Ints, second: Ints, third: Ints, fourth: Ints) -> Ints:
+    # Level by level of the fourth column, then of the second: the least third column up to every
+    # value of the first is what a point must be below.
+    order = np.lexsort((third, first, second, fourth))
+    b, c, d = second[order], third[order], fourth[order]
+    values, rank = np.unique(first[order], return_inverse=True)
+    rows, row = np.unique(b, return_inverse=True)
+    least = np.full((len(rows), len(values)), _NOWHERE)
+    starts = np.flatnonzero(np.append(True, (np.diff(d) > 0) | (np.diff(b) > 0)))
+    alive: list[Ints] = []
+    for start, end in zip(starts, np.append(starts[1:], len(order)), strict=True):
+        level = int(row[start])
+        costs, place = c[start:end], rank[start:end]
+        below = costs < least[level][place]
+        below[1:] &= costs[1:] < np.minimum.accumulate(costs)[:-1]
+        kept = np.flatnonzero(below) + start
+        if len(kept):
+            alive.append(kept)
+            line = np.full(len(values), _NOWHERE)
+            line[rank[kept]] = c[kept]
+            least[level:] = np.minimum(least[level:], np.minimum.accumulate(line))
+    found = order[np.concatenate(alive)]
+    ranked: Ints = found[np.argsort(first[found], kind="stable")]
+    return ranked
 
 
 def _staircase(second: list[int], third: list[int]) -> list[int]:
@@ -216,14 +273,16 @@ def _components(layer: PlanLayer) -> list[list[int]]:
     return sorted(groups.values(), key=len)
 
 
-def _component(layer: PlanLayer, ops: list[int]) -> tuple[_Point, ...]:
+def _component(
+    layer: PlanLayer, ops: list[int], movable: frozenset[str] = frozenset()
+) -> tuple[_Point, ...]:
     last_use: dict[str, int] = {}
     for op in ops:
         for tensor in _ties(layer, op):
             last_use[tensor] = op
-    states: dict[frozenset[str], list[_Point]] = {frozenset(): [(0, 0, 0, 0)]}
+    states: dict[frozenset[str], list[_Point]] = {frozenset(): [(0, 0, 0, 0, 0, 0)]}
     for op in ops:
-        states = _step(layer, op, last_use, states)
+        states = _step(layer, op, last_use, states, movable)
         alive = sum(map(len, states.values()))
         if alive > MAX_STATES:
             raise SpecError(
@@ -239,29 +298,49 @@ def _step(
     index: int,
     last_use: dict[str, int],
     states: dict[frozenset[str], list[_Point]],
+    movable: frozenset[str],
 ) -> dict[frozenset[str], list[_Point]]:
     op = layer.ops[index]
-    saved = sum(layer.tensors[t] for t in op.outputs if t in layer.saved_for_backward)
+    saved = [t for t in op.outputs if t in layer.saved_for_backward]
     dead = {t for t, last in last_use.items() if last == index}
     born = frozenset(t for t in op.outputs if t not in layer.saved_for_backward and t in last_use)
     reads = frozenset(_ties(layer, index))
     after: dict[frozenset[str], list[_Point]] = {}
     for absent, points in states.items():
         skip = (absent - dead) | born
-        after.setdefault(skip, []).extend((k + saved, n, c, m) for k, n, c, m in points)
+        after.setdefault(skip, []).extend(_placed(points, layer, saved, movable))
         if op.name in layer.forbid_recompute:
             continue
-        made_kept = sum(layer.tensors[t] for t in absent & reads)
-        bit = 1 << index
+        kept = sorted(absent & reads)
+        more, bit = sum(layer.tensors[t] for t in kept), 1 << index
         after.setdefault(absent - reads - dead, []).extend(
-            (k + made_kept, n + made_kept, c + op.cost, m | bit) for k, n, c, m in points
+            (k, n + more, c + op.cost, x, m | bit, away)
+            for k, n, c, x, m, away in _placed(points, layer, kept, movable)
         )
     return {state: _prune(points) for state, points in after.items()}
+
+
+def _placed(
+    points: list[_Point], layer: PlanLayer, kept: Iterable[str], movable: frozenset[str]
+) -> list[_Point]:
+    # Every point with these tensors kept, each on the device or, where it may, in host memory.
+    for tensor in kept:
+        size = layer.tensors[tensor]
+        here = [(k + size, n, c, x, m, away) for k, n, c, x, m, away in points]
+        if tensor in movable and size:
+            bit = 1 << list(layer.tensors).index(tensor)
+            here += [(k, n, c, x + size, m, away | bit) for k, n, c, x, m, away in points]
+        points = here
+    return points
 
 
 def _prune(points: list[_Point]) -> list[_Point]:
     if len(points) < 2:
         return points
-    points = sorted(points, key=lambda p: (p[0], p[1], p[2], p[3].bit_count()))
-    alive = _staircase([p[1] for p in points], [p[2] for p in points])
+    points = sorted(points, key=lambda p: (*p[:3], p[4].bit_count()))
+    if any(p[3] for p in points):
+        columns = np.array([p[:4] for p in points], dtype=np.int64).T
+        alive = pareto(*columns).tolist()
+    else:
+        alive = _staircase([p[1] for p in points], [p[2] for p in points])
     return [points[i] for i in alive]

@@ -16,23 +16,26 @@ with total weight within a capacity. All arithmetic that decides anything is on 
 
 Weights lie on a lattice (sizes share large factors), so capacity is first rounded down to it,
 and costs are compared on theirs; both make the bound tight in practice.
+
+Costs with a grain (FLOPs, and bytes moved where they tie) are solved in whole grains, exactly; the
+finer part is then lowered among plans with as many layers of each whole cost, without a proof.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from actcalc.errors import SpecError
 from actcalc.planner.frontier import LayerFrontier, LayerOption, pareto
-from actcalc.planner.problem import check_int
+from actcalc.planner.problem import LIMIT, check_int
 
 Ints = NDArray[np.int64]
 Picks = tuple[tuple[tuple[int, int], ...], ...]
@@ -41,12 +44,16 @@ Picks = tuple[tuple[tuple[int, int], ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way to run a layer: bytes stored and working, cost, and whatever it stands for."""
+    """One way to run a layer: bytes stored and working, cost, and whatever it stands for.
+
+    ``moved`` bytes are offloaded to host memory; they are among ``working``, not ``stored``.
+    """
 
     stored: int
     working: int
     cost: int
     payload: Any = None
+    moved: int = 0
 
 
 class OptionSet:
@@ -56,18 +63,40 @@ class OptionSet:
     pass it again, since everything derived from it is cached on it.
     """
 
-    def __init__(self, stored: Ints, working: Ints, cost: Ints, source: Sequence[Any]) -> None:
-        keep = pareto(stored, stored + working, cost)
+    def __init__(
+        self,
+        stored: Ints,
+        working: Ints,
+        cost: Ints,
+        source: Sequence[Any],
+        moved: Ints | None = None,
+        grain: int = 1,
+    ) -> None:
+        keep = pareto(stored, stored + working, cost, moved)
         self.stored: list[int] = stored[keep].tolist()
         self.working: list[int] = working[keep].tolist()
         self.cost: list[int] = cost[keep].tolist()
+        self.grain = grain
         self._source = source
         self._index: list[int] = keep.tolist()
         self._k, self._w, self._c = stored[keep], working[keep], cost[keep]
+        self._x = np.zeros_like(self._k) if moved is None else moved[keep]
         self.levels: list[int] = np.unique(self._w).tolist()
         self._menus: dict[int, Menu] = {}
         self.mixes: dict[tuple[tuple[int, int, int], ...], Mix] = {}
         self.scratch: dict[Any, Any] = {}
+
+    @cached_property
+    def moved(self) -> list[int]:
+        """Bytes of every option that are offloaded to host memory."""
+        found: list[int] = self._x.tolist()
+        return found
+
+    @cached_property
+    def moved_levels(self) -> list[int]:
+        """The different bytes that options offload, rising."""
+        found: list[int] = np.unique(self._x).tolist()
+        return found
 
     @classmethod
     def of(cls, options: Sequence[Option]) -> OptionSet:
@@ -79,16 +108,19 @@ class OptionSet:
         if not options:
             raise SpecError("an option set without options", hint="give at least one option")
         for option in options:
-            for name in ("stored", "working", "cost"):
+            for name in ("stored", "working", "cost", "moved"):
                 check_int(getattr(option, name), f"{name} of option {option.payload!r}")
-        columns = np.array([(o.stored, o.working, o.cost) for o in options], dtype=np.int64).T
-        return cls(columns[0], columns[1], columns[2], options)
+        rows = [(o.stored, o.working, o.cost, o.moved) for o in options]
+        stored, working, cost, moved = np.array(rows, dtype=np.int64).T
+        return cls(stored, working, cost, options, moved)
 
     @classmethod
-    def from_frontier(cls, frontier: LayerFrontier) -> OptionSet:
-        """The options of an exact layer frontier."""
+    def from_frontier(cls, frontier: LayerFrontier, cost: Ints | None = None) -> OptionSet:
+        """The options of an exact layer frontier; ``cost`` replaces what it counts."""
         source = _Lazy(frontier.__getitem__, len(frontier))
-        return cls(frontier.stored, frontier.working, frontier.cost, source)
+        paid = frontier.cost if cost is None else cost
+        grain = frontier.layer.grain
+        return cls(frontier.stored, frontier.working, paid, source, frontier.moved, grain)
 
     def __len__(self) -> int:
         return len(self.stored)
@@ -121,8 +153,26 @@ class OptionSet:
             # Options with equal stored bytes come by falling cost: the last one counts.
             chosen = allowed[better]
             chosen = chosen[np.append(np.diff(self._k[chosen]) > 0, True)]
-            menu = self._menus[at] = Menu(self._k[chosen], self._c[chosen], chosen.tolist())
+            columns = (self._k[chosen], self._c[chosen])
+            menu = self._menus[at] = Menu(*columns, chosen.tolist(), self.grain)
         return menu
+
+    def moving(self, limit: int) -> OptionSet:
+        """An option set of those that offload at most ``limit`` bytes."""
+        if limit >= self.moved_levels[-1] == 0:
+            return self
+        at = bisect_right(self.moved_levels, limit)
+        key = ("moving", at)
+        if key not in self.scratch:
+            place = np.flatnonzero(self._x <= self.moved_levels[at - 1])
+            source = _Lazy(lambda i: self.source(int(place[i])), len(place))
+            columns = (self._k[place], self._w[place], self._c[place])
+            made = OptionSet(*columns, source, grain=self.grain)
+            made._index = place[made._index].tolist()
+            made._source = _Lazy(self.source, len(self))
+            self.scratch[key] = made
+        found: OptionSet = self.scratch[key]
+        return found
 
     def only(self, index: int) -> OptionSet:
         """An option set of option ``index`` alone."""
@@ -160,7 +210,7 @@ class OptionSet:
     def _derived(self, key: tuple[Any, ...], stored: Ints, working: Ints, cost: Ints) -> OptionSet:
         if key not in self.scratch:
             source: Sequence[Any] = _Lazy(self.source, len(self))
-            made = OptionSet(stored, working, cost, source)
+            made = OptionSet(stored, working, cost, source, grain=self.grain)
             if key[0] == "only":
                 made._source, made._index = source, [key[1]]
             self.scratch[key] = made
@@ -187,6 +237,7 @@ class Menu:
     stored: Ints
     cost: Ints
     index: list[int]
+    grain: int = 1
     hull: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -227,6 +278,25 @@ class Menu:
             int(np.gcd.reduce(self.cost - self.cost[0])),
         )
 
+    @cached_property
+    def coarse(self) -> Menu:
+        """The leanest option of each whole cost, costs in grains; indices are those costs."""
+        whole = self.cost // self.grain
+        first = np.append(True, np.diff(whole) < 0)
+        return Menu(self.stored[first], whole[first], whole[first].tolist())
+
+    def within(self, whole: int) -> Menu:
+        """The options of one whole cost, with what their costs have above it."""
+        if whole not in self._within:
+            at = np.flatnonzero(self.cost // self.grain == whole)
+            cost = self.cost[at] - whole * self.grain
+            self._within[whole] = Menu(self.stored[at], cost, [self.index[i] for i in at.tolist()])
+        return self._within[whole]
+
+    @cached_property
+    def _within(self) -> dict[int, Menu]:
+        return {}
+
 
 @dataclass(frozen=True, slots=True)
 class _Edge:
@@ -260,6 +330,7 @@ class Mix:
 
     def __init__(self, parts: Sequence[tuple[Menu, int, int]]) -> None:
         self.parts = tuple(parts)
+        self.grain = max(menu.grain for menu, _, _ in parts)
         self.least = sum(n * m * menu.ks[0] for menu, n, m in parts)
         edges: list[tuple[int, _Edge]] = []
         for g, (menu, n, m) in enumerate(parts):
@@ -278,9 +349,10 @@ class Mix:
             cost -= e.saved * e.count
             self._weights.append(weight)
             self._costs.append(cost)
-        self.lattice = gcd(*(m * menu.lattice[0] for menu, _, m in parts))
-        self.cost_lattice = gcd(*(menu.lattice[1] for menu, _, _ in parts)) or 1
+        self.lattice = math.gcd(*(m * menu.lattice[0] for menu, _, m in parts))
+        self.cost_lattice = math.gcd(*(menu.lattice[1] for menu, _, _ in parts)) or 1
         self._cores: dict[int, _Core] = {}
+        self._halves: dict[tuple[int, int], _Halves] = {}
 
     @property
     def cheapest(self) -> int:
@@ -301,10 +373,36 @@ class Mix:
         capacity = self._round(capacity)
         at = bisect_right(self._weights, capacity) - 1
         edge = self.edges[at]
-        return self._costs[at] - edge.saved * (capacity - self._weights[at]) // edge.weight
+        least = self._costs[at] - edge.saved * (capacity - self._weights[at]) // edge.weight
+        whole = self._coarse.bound(capacity) if self.grain > 1 else None
+        return least if whole is None else max(least, whole * self.grain)
 
-    def solve(self, capacity: int, cutoff: int | None = None) -> Found | None:
-        """The cheapest choice within ``capacity``; None if none costs less than ``cutoff``."""
+    @cached_property
+    def _coarse(self) -> Mix:
+        return Mix([(menu.coarse, n, m) for menu, n, m in self.parts])
+
+    def _in_grains(self, capacity: int, cutoff: int | None) -> Found | None:
+        below = None if cutoff is None else -(-cutoff // self.grain)
+        whole = self._coarse.solve(capacity, below)
+        if whole is None:
+            return None
+        owners = [(g, cost, n) for g, picks in enumerate(whole.picks) for cost, n in picks]
+        rows = [(self.parts[g][0].within(cost), n, self.parts[g][2]) for g, cost, n in owners]
+        fine = Mix(rows).solve(capacity, rough=True)
+        assert fine is not None, "the leanest options of these costs fit"
+        picks: list[tuple[tuple[int, int], ...]] = [()] * len(self.parts)
+        for (g, _, _), picked in zip(owners, fine.picks, strict=True):
+            picks[g] += picked
+        cost = whole.cost * self.grain + fine.cost
+        return Found(cost, tuple(picks), whole.states + fine.states)
+
+    def solve(
+        self, capacity: int, cutoff: int | None = None, *, rough: bool = False
+    ) -> Found | None:
+        """The cheapest choice within ``capacity``; None if none costs less than ``cutoff``.
+
+        No other costs less by a whole grain. ``rough`` is content with a good one.
+        """
         if capacity < self.least:
             return None
         if capacity >= self._weights[-1]:
@@ -315,15 +413,36 @@ class Mix:
                 ((menu.index[b], n),) for (menu, n, _), b in zip(self.parts, full, strict=True)
             )
             return Found(self._costs[-1], picks, 0)
+        if self.grain > 1:
+            return self._in_grains(capacity, cutoff)
         capacity = self._round(capacity)
         at = bisect_right(self._weights, capacity) - 1
-        return _search(self, at, capacity - self._weights[at], self._costs[at], cutoff)
+        room = capacity - self._weights[at]
+        return _search(self, at, room, self._costs[at], cutoff, rough=rough)
 
     def core(self, at: int) -> _Core:
         """Reduced costs of every option against break edge ``at`` that could matter; cached."""
         if at not in self._cores:
             self._cores[at] = self._make_core(at)
         return self._cores[at]
+
+    def halves(self, at: int, core: _Core, limit: int) -> tuple[_Halves, int]:
+        """Fronts of both halves up to ``limit`` or a little more, cached; and states looked at.
+
+        Limits are rounded up to the next of a row of steps, so that other capacities around the
+        same break edge find their fronts made.
+        """
+        edge = self.edges[at]
+        most = edge.saved * edge.weight
+        step = math.floor(2 * math.log2(most / max(1, limit)))
+        key = (at, step)
+        if key in self._halves:
+            return self._halves[key], 0
+        if len(self._halves) >= MANY_HALVES:
+            self._halves.clear()
+        made = _make_halves(self, edge, core, max(limit, math.ceil(most / 2 ** (step / 2))))
+        self._halves[key] = made
+        return made, made.states
 
     def _round(self, capacity: int) -> int:
         if not self.lattice:
@@ -364,7 +483,9 @@ class Mix:
 _Trace = tuple[Any, int, int] | None
 
 
-def _search(mix: Mix, at: int, room: int, base_cost: int, cutoff: int | None) -> Found | None:
+def _search(
+    mix: Mix, at: int, room: int, base_cost: int, cutoff: int | None, *, rough: bool
+) -> Found | None:
     """Close the gap around break edge ``at``; see the module's docstring, step 3.
 
     ``room`` is the capacity left when every layer sits at the base; values ``v`` below are
@@ -401,15 +522,16 @@ def _search(mix: Mix, at: int, room: int, base_cost: int, cutoff: int | None) ->
 
     def halved() -> Found | None:
         below = None if best_cost is None else best_cost - base_cost
-        found = _halves(mix, edge, core, room, below, limit)
-        if found.counts is not None:
-            assert found.gain is not None
+        found = _halves(mix, at, core, room, below, limit)
+        if found.counts is not None and found.gain is not None:
             picks = _counted(mix, found.counts)
             return Found(base_cost + found.gain, picks, states + found.states)
         if best is None or best_cost is None:
             return None
         return Found(best_cost, _picks(mix, core, edge, *best), states + found.states)
 
+    if rough and best is not None and best_cost is not None:
+        return Found(best_cost, _picks(mix, core, edge, *best), 0)
     if sum(n for _, n, _ in mix.parts) <= FEW_LAYERS:
         return halved()
     merged: dict[int, tuple[int, _Trace]] = {0: (0, None)}
@@ -454,13 +576,22 @@ MANY_STATES = 30_000
 """States of the search by single deviations after which the two halves take over."""
 
 
-@dataclass(slots=True)
-class _Front:
-    # Undominated (shift, cost) sums of some layers against the base, by rising shift.
+MANY_HALVES = 64
+"""Fronts of halves kept for one mix."""
+
+
+class _Choices(NamedTuple):
+    # What one layer of a kind may take: its option, and bytes and cost against the base.
     shift: Ints
     cost: Ints
-    loss: NDArray[np.float64]
-    layers: list[tuple[int, Ints, Ints, list[int]]] = field(default_factory=list)
+    option: list[int]
+
+
+class _Front(NamedTuple):
+    # Undominated sums of some layers by rising shift, and the fronts they grew through.
+    shift: Ints
+    cost: Ints
+    grown: tuple[tuple[int, Ints, Ints], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,9 +601,16 @@ class _Halved:
     states: int
 
 
-def _halves(
-    mix: Mix, edge: _Edge, core: _Core, room: int, below: int | None, limit: int
-) -> _Halved:
+@dataclass(frozen=True, slots=True)
+class _Halves:
+    # Both halves' fronts around one break edge, up to some reduced cost.
+    choices: tuple[_Choices, ...]
+    first: _Front
+    second: _Front
+    states: int
+
+
+def _halves(mix: Mix, at: int, core: _Core, room: int, below: int | None, limit: int) -> _Halved:
     """The cheapest plan costing less than ``below`` above the base, from two halves of the layers.
 
     Every layer takes the base, the upper end of the break edge, or a deviation; a plan that beats
@@ -482,71 +620,111 @@ def _halves(
     """
     if limit < 0:
         return _Halved(None, None, 0)
-    choices: list[tuple[Ints, Ints, NDArray[np.float64], list[int]]] = []
+    known, states = mix.halves(at, core, limit)
+    unit, price = mix.lattice or 1, mix.cost_lattice
+    first, second = known.first, known.second
+    place = np.searchsorted(second.shift, room // unit - first.shift, side="right") - 1
+    fits = np.flatnonzero(place >= 0)
+    if not len(fits):
+        return _Halved(None, None, states)
+    sums = first.cost[fits] + second.cost[place[fits]]
+    best = int(np.argmin(sums))
+    gain = int(sums[best]) * price
+    if below is not None and gain >= below:
+        return _Halved(None, None, states)
+    counts: list[dict[int, int]] = [{} for _ in mix.parts]
+    for half, entry in ((first, int(fits[best])), (second, int(place[fits[best]]))):
+        weight, paid = int(half.shift[entry]), int(half.cost[entry])
+        for g, shifts, costs in reversed(half.grown):
+            own = known.choices[g]
+            option = _parted(own, shifts, costs, weight, paid)
+            weight -= int(own.shift[option])
+            paid -= int(own.cost[option])
+            i = own.option[option]
+            counts[g][i] = counts[g].get(i, 0) + 1
+    return _Halved(gain, counts, states)
+
+
+def _make_halves(mix: Mix, edge: _Edge, core: _Core, limit: int) -> _Halves:
+    """The undominated sums of each half of the layers with reduced costs of at most ``limit``.
+
+    Shifts and costs are counted in steps of their lattices.
+    """
+    unit, price = mix.lattice or 1, mix.cost_lattice
+    choices: list[_Choices] = []
     for g, (menu, _, m) in enumerate(mix.parts):
         base = core.base[g]
-        near = [(0.0, base)]
-        if g == edge.part:
-            near.append((0.0, core.upper))
-        near += [(float(rc), i) for rc, _, i in core.deviations[g] if rc <= limit]
-        index = [i for _, i in near]
-        choices.append(
-            (
-                (menu.stored[index] - menu.ks[base]) * m,
-                menu.cost[index] - menu.cs[base],
-                np.array([loss for loss, _ in near]),
-                index,
-            )
-        )
+        index = [base, core.upper] if g == edge.part else [base]
+        index += [i for rc, _, i in core.deviations[g] if rc <= limit]
+        shift = (menu.stored[index] - menu.ks[base]) * m // unit
+        choices.append(_Choices(shift, (menu.cost[index] - menu.cs[base]) // price, index))
     owners = [g for g, (_, n, _) in enumerate(mix.parts) for _ in range(n)]
-    # Floating point may only ever make the limit looser.
-    loosest = float(limit) * (1 + 1e-9) + 1.0
-    middle = len(owners) // 2
+    # A reduced cost is p * shift + q * cost; floating point may only ever make the limit looser.
+    per_shift, per_cost = float(edge.saved) * unit, float(edge.weight) * price
+    loosest = float(limit) * (1 + 1e-9) + 1e-9 * (per_shift + per_cost)
     states = 0
 
     def front(members: list[int]) -> _Front:
         nonlocal states
         zero = np.zeros(1, dtype=np.int64)
-        found = _Front(zero, zero, np.zeros(1))
+        found = _Front(zero, zero, ())
         for g in members:
-            shift, cost, loss, index = choices[g]
-            width = len(index)
-            losses = (found.loss[:, None] + loss).ravel()
-            alive = np.flatnonzero(losses <= loosest)
+            own = choices[g]
+            loss = found.shift * per_shift + found.cost * per_cost
+            more = own.shift * per_shift + own.cost * per_cost
+            alive = np.flatnonzero((loss[:, None] + more).ravel() <= loosest)
             states += len(alive)
-            parent, option = alive // width, alive % width
-            shifts = found.shift[parent] + shift[option]
-            costs = found.cost[parent] + cost[option]
-            order = np.argsort(shifts, kind="stable")
-            sorted_costs = costs[order]
-            least = np.minimum.accumulate(sorted_costs)
-            better = np.ones(len(order), dtype=bool)
-            better[1:] = sorted_costs[1:] < least[:-1]
-            # Of equal shifts only the last of falling costs counts.
-            keep = order[better]
-            keep = keep[np.append(np.diff(shifts[keep]) > 0, True)]
-            steps = [*found.layers, (g, parent[keep], option[keep], index)]
-            found = _Front(shifts[keep], costs[keep], losses[alive[keep]], steps)
+            shift = (found.shift[:, None] + own.shift).ravel()[alive]
+            cost = (found.cost[:, None] + own.cost).ravel()[alive]
+            grown = (*found.grown, (g, found.shift, found.cost))
+            found = _Front(*_undominated(shift, cost), grown)
         return found
 
+    middle = len(owners) // 2
     first = front(owners[:middle])
     second = first if owners[:middle] == owners[middle:] else front(owners[middle:])
-    at = np.searchsorted(second.shift, room - first.shift, side="right") - 1
-    fits = np.flatnonzero(at >= 0)
-    if not len(fits):
-        return _Halved(None, None, states)
-    sums = first.cost[fits] + second.cost[at[fits]]
-    best = int(np.argmin(sums))
-    gain = int(sums[best])
-    if below is not None and gain >= below:
-        return _Halved(None, None, states)
-    counts: list[dict[int, int]] = [{} for _ in mix.parts]
-    for half, place in ((first, int(fits[best])), (second, int(at[fits[best]]))):
-        for g, parent, option, index in reversed(half.layers):
-            i = index[int(option[place])]
-            counts[g][i] = counts[g].get(i, 0) + 1
-            place = int(parent[place])
-    return _Halved(gain, counts, states)
+    return _Halves(tuple(choices), first, second, states)
+
+
+def _undominated(shift: Ints, cost: Ints) -> tuple[Ints, Ints]:
+    """The pairs that no other is at most equal to in both, by rising shift and falling cost.
+
+    Sorting is what takes time. So most are dropped before it, those that something in a lighter
+    bucket of shifts is as cheap as; and the rest is sorted as one number where both fit 62 bits.
+    """
+    if not len(shift):
+        return shift, cost
+    low, cheap = int(shift.min()), int(cost.min())
+    wide = (int(shift.max()) - low).bit_length()
+    if len(shift) > 1 << _BUCKET_BITS:
+        bucket = shift - low
+        bucket >>= max(0, wide - _BUCKET_BITS)
+        least = np.full((1 << _BUCKET_BITS) + 1, LIMIT)
+        np.minimum.at(least[1:], bucket, cost)
+        near = np.flatnonzero(cost < np.minimum.accumulate(least)[bucket])
+        shift, cost = shift[near], cost[near]
+    bits = (int(cost.max()) - cheap).bit_length()
+    if wide + bits <= 62:
+        both = ((shift - low) << bits) + (cost - cheap)
+        both.sort()
+        shift, cost = (both >> bits) + low, (both & ((1 << bits) - 1)) + cheap
+    else:
+        order = np.lexsort((cost, shift))
+        shift, cost = shift[order], cost[order]
+    better = np.ones(len(cost), dtype=bool)
+    better[1:] = cost[1:] < np.minimum.accumulate(cost)[:-1]
+    return shift[better], cost[better]
+
+
+_BUCKET_BITS = 11
+
+
+def _parted(own: _Choices, shifts: Ints, costs: Ints, shift: int, cost: int) -> int:
+    # The choice that, added to an entry of a front, makes this sum.
+    at = np.searchsorted(shifts, shift - own.shift)
+    at = np.minimum(at, len(shifts) - 1)
+    made = (shifts[at] + own.shift == shift) & (costs[at] + own.cost == cost)
+    return int(np.argmax(made))
 
 
 def _counted(mix: Mix, counts: list[dict[int, int]]) -> Picks:

@@ -11,10 +11,33 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What GPUs that follow one plan leave for its stored bytes.
+
+    ``holders`` are (other bytes in memory, micro-batches that a stored byte is held for).
+    """
+
+    holders: tuple[tuple[int, int], ...]
+
+    def within(self, budget: int) -> Callable[[int], int]:
+        """The bytes that may be stored, by the largest working set; negative if nothing may."""
+
+        def room(working: int) -> int:
+            return min((budget - other - working) // m for other, m in self.holders)
+
+        return room
+
+    def peak(self, stored: int, working: int) -> int:
+        """The memory of the fullest GPU."""
+        return max(other + m * stored + working for other, m in self.holders)
 
 
 class Relaxed(NamedTuple, Generic[T]):
@@ -36,24 +59,26 @@ class Searched(NamedTuple, Generic[T]):
 
 def search_levels(
     levels: Sequence[int],
-    rest: int,
+    room: Callable[[int], int],
     bound: Callable[[int, int], int | None],
     solve: Callable[[int, int, int | None], Relaxed[T] | None],
     cutoff: int | None = None,
+    grain: int = 1,
 ) -> Searched[T] | None:
-    """The cheapest plan with stored + largest working bytes within ``rest``.
+    """The cheapest plan whose stored bytes are within ``room(largest working set)``.
 
-    ``levels`` are the values the largest working set can take, rising. ``bound(high, room)`` is a
-    lower bound on the cost with working sets up to ``high`` and stored bytes up to ``room``, None
-    if there is none; ``solve(high, room, cutoff)`` is the optimum, None if it is not below
-    ``cutoff``. Returns None if nothing fits, or nothing below ``cutoff``.
+    ``levels`` are the values the largest working set can take, rising; ``room`` never rises with
+    them. ``bound(high, stored)`` is a lower bound on the cost with working sets up to ``high`` and
+    at most ``stored`` bytes, None if there is none; ``solve(high, stored, cutoff)`` is the optimum,
+    None if it is not below ``cutoff``. Returns None if nothing fits, or nothing below ``cutoff``.
+    No other plan costs less by a whole ``grain``.
     """
     heap: list[tuple[int, int, int]] = []
 
     def push(low: int, high: int, floor: int) -> None:
         if low > high:
             return
-        least = bound(levels[high], rest - levels[low])
+        least = bound(levels[high], room(levels[low]))
         if least is not None and (cutoff is None or least < cutoff):
             heappush(heap, (max(least, floor), low, high))
 
@@ -65,14 +90,20 @@ def search_levels(
         least, low, high = heappop(heap)
         if cutoff is not None and least >= cutoff:
             break
-        found = solve(levels[high], rest - levels[low], cutoff)
+        found = solve(levels[high], room(levels[low]), cutoff)
         solved += 1
         if found is None:
             continue
-        if found.stored + found.working <= rest:
-            best, cutoff = found, found.cost
+        if found.stored <= room(found.working):
+            best, cutoff = found, found.cost // grain * grain
             continue
         cut = bisect_left(levels, found.working, low + 1)
+        if best is None:
+            # Paying for this plan's own level gives a plan that fits: the sooner, the more is cut.
+            tried = solve(levels[cut], room(levels[cut]), cutoff)
+            solved += 1
+            if tried is not None:
+                best, cutoff = tried, tried.cost // grain * grain
         middle = (low + cut) // 2
         push(low, middle, found.cost)
         push(middle + 1, cut - 1, found.cost)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ from actcalc.planner.bridge import ARRIVAL, Costs, ModuleChoice
 from actcalc.planner.problem import Problem
 from actcalc.planner.rivals import Fit, Rivals
 from actcalc.planner.stack import Plan, PlanGroup
-from actcalc.planner.stages import PlanSettings, RunPlanner, Stage
+from actcalc.planner.stages import PlanSettings, RunPlanner, Stage, units_of
 from actcalc.specs.check import check
 from actcalc.specs.result import Result
 from actcalc.specs.run import Run
@@ -32,14 +33,18 @@ class LayersFigure:
     """Ops that run again in backward."""
     kept: tuple[str, ...]
     """Tensors stored from forward to backward (the layer's input aside)."""
+    offloaded: tuple[str, ...] = ()
+    """Tensors in host memory between forward and backward."""
     policy: str | None
     """The wrapped modules, where whole modules are planned; null for single ops."""
     segment: int
     """Layers that are re-run together from one stored input; 1 where each stands alone."""
     stored_bytes: int
     """Bytes stored by one layer (or one segment)."""
+    offloaded_bytes: int = 0
+    """Bytes one layer moves to host memory and back."""
     working_bytes: int
-    """Bytes it makes again while it runs backward."""
+    """Bytes it makes again, or brings back, while it runs backward."""
     cost_seconds: float | None
     """Forward seconds run again by one layer (or one segment)."""
     cost_flops: int | None
@@ -58,6 +63,8 @@ class StageFigure:
     """Micro-batches it holds, for each of its chunks of layers."""
     stored_bytes: int | None
     """Activations it stores, all micro-batches in flight."""
+    host_bytes: int = 0
+    """Activations it has in host memory, all micro-batches in flight."""
     rest_bytes: int
     """What else lives in its memory (0 where the budget is for activations alone)."""
     peak_bytes: int | None
@@ -166,6 +173,8 @@ class RunPlan(Result):
     """optimal, sqrt or greedy."""
     same_on_all_stages: bool
     """Whether one plan serves all stages."""
+    offload: bool = False
+    """Whether tensors may be offloaded to host memory."""
     feasible: bool
     """Whether every stage has a plan that fits."""
     optimal: bool
@@ -246,9 +255,10 @@ def plan_run(
         semantics=settings.semantics,
         method=settings.method,
         same_on_all_stages=settings.same_on_all_stages,
+        offload=settings.offload,
         feasible=feasible,
         optimal=feasible and cost == bound,
-        **_cost(costs, cost),
+        **cost_fields(costs, cost),
         lower_bound=None if bound is None else costs.value(bound),
         stored_bytes=max(plan.stored_bytes or 0 for plan in plans) if feasible else None,
         peak_bytes=max(plan.peak_bytes or 0 for plan in plans) if feasible else None,
@@ -256,7 +266,7 @@ def plan_run(
         forward_cost=costs.value(
             sum(run.count * sum(costs.ops(run.graph)) for run in planner.model.runs)
         ),
-        certificate=_certificate(planner, plans) if feasible else (),
+        certificate=certificate_lines(planner.costs, plans) if feasible else (),
         stages=tuple(
             _stage(stage, plan, costs) for stage, plan in zip(planner.stages, plans, strict=True)
         ),
@@ -267,7 +277,8 @@ def plan_run(
     )
 
 
-def _cost(costs: Costs, cost: int | None) -> dict[str, Any]:
+def cost_fields(costs: Costs, cost: int | None) -> dict[str, Any]:
+    """``cost_seconds`` and ``cost_flops`` of a cost in the planner's units; one of them null."""
     value = None if cost is None else costs.value(cost)
     return {name: value if unit == costs.unit else None for unit, name in NAMES.items()}
 
@@ -285,19 +296,23 @@ def _stage(stage: Stage, plan: Plan, costs: Costs) -> StageFigure:
         feasible=plan.feasible,
         in_flight=stage.in_flight,
         stored_bytes=plan.stored_bytes,
+        host_bytes=sum(unit.moved_bytes * m for unit, m in units_of(plan.groups, stage)),
         rest_bytes=stage.rest_bytes,
         peak_bytes=plan.peak_bytes,
         smallest_memory_bytes=smallest,
-        **_cost(costs, plan.cost),
-        layers=tuple(_layers(group, costs) for group in plan.groups),
+        **cost_fields(costs, plan.cost),
+        layers=tuple(layers_figure(group, costs) for group in plan.groups),
     )
 
 
-def _layers(group: PlanGroup, costs: Costs) -> LayersFigure:
+def layers_figure(group: PlanGroup, costs: Costs) -> LayersFigure:
+    """One run of equal layers of a plan, as a figure."""
     choice = group.payload
     recompute, kept, policy = group.recompute, group.kept, None
+    offloaded = group.offloaded
     if isinstance(choice, ModuleChoice):
         recompute, kept, policy = choice.recompute, choice.kept, choice.policy
+        offloaded = choice.offloaded
     elif group.segment > 1:
         policy = "full"
     return LayersFigure(
@@ -305,18 +320,19 @@ def _layers(group: PlanGroup, costs: Costs) -> LayersFigure:
         count=group.count,
         recompute=tuple(op for op in recompute if op != ARRIVAL),
         kept=kept,
+        offloaded=offloaded,
         policy=policy,
         segment=group.segment,
         stored_bytes=group.stored_bytes,
+        offloaded_bytes=group.moved_bytes,
         working_bytes=group.working_bytes,
-        **_cost(costs, group.cost),
+        **cost_fields(costs, group.cost),
     )
 
 
-def _certificate(planner: RunPlanner, plans: Sequence[Plan]) -> tuple[str, ...]:
+def certificate_lines(costs: Costs, plans: Sequence[Plan]) -> tuple[str, ...]:
     """The proof in words; equal stages share one."""
     found = {plan.certificate: None for plan in plans if plan.certificate}
-    costs = planner.costs
     states = sum(c.states for c in found)
     relaxed = sum(
         plan.certificate.relaxation_bound if plan.certificate else plan.lower_bound or 0
@@ -344,22 +360,41 @@ def _certificate(planner: RunPlanner, plans: Sequence[Plan]) -> tuple[str, ...]:
 
 def _rivals(planner: RunPlanner, budget: int, cost: int | None) -> tuple[RivalFigure, ...]:
     rivals = Rivals(planner)
+    bare = _without_offload(planner, budget)
     singles = [rivals.single(name, budget) for name in rivals.names]
-    figures = [_rival(fit, planner.costs, cost) for fit in singles]
+    figures = [rival_figure(fit, planner.costs, cost) for fit in (*bare, *singles)]
     if planner.settings.memory_model != "stored":
-        figures.append(_rival(rivals.single("sqrt", budget), planner.costs, cost))
+        figures.append(rival_figure(rivals.single("sqrt", budget), planner.costs, cost))
     pair = rivals.best_pair(budget)
     if pair is not None:
-        figures.append(_rival(pair, planner.costs, cost))
+        figures.append(rival_figure(pair, planner.costs, cost))
     return tuple(figures)
 
 
-def _rival(fit: Fit, costs: Costs, cost: int | None) -> RivalFigure:
+def _without_offload(planner: RunPlanner, budget: int) -> tuple[Fit, ...]:
+    """The cheapest plan that only re-runs, where the planner may also offload."""
+    if not planner.settings.offload:
+        return ()
+    plans = RunPlanner(planner.run, replace(planner.settings, offload=False)).plan(budget)
+    if not all(plan.feasible for plan in plans):
+        return (Fit((NO_OFFLOAD,), None, None),)
+    cost = sum(plan.cost or 0 for plan in plans)
+    return (Fit((NO_OFFLOAD,), cost, max(plan.peak_bytes or 0 for plan in plans)),)
+
+
+NO_OFFLOAD = "cheapest plan without offload"
+"""Name of the rival that may only re-run."""
+
+
+def rival_figure(fit: Fit, costs: Costs, cost: int | None) -> RivalFigure:
+    """A named policy (or mix of two) beside a plan that costs ``cost``."""
+    best = None if cost is None else costs.value(cost)
+    own = None if fit.cost is None else costs.value(fit.cost)
     return RivalFigure(
         name=" and ".join(fit.names),
-        **_cost(costs, fit.cost),
+        **cost_fields(costs, fit.cost),
         peak_bytes=fit.peak_bytes,
-        cost_per_plan_cost_ratio=fit.cost / cost if fit.cost is not None and cost else None,
+        cost_per_plan_cost_ratio=own / best if own is not None and best else None,
         counts=fit.counts,
     )
 
@@ -378,7 +413,7 @@ def frontier(planner: RunPlanner, points: int) -> tuple[PointFigure, ...]:
                 PointFigure(
                     memory_bytes=budget,
                     peak_bytes=max(plan.peak_bytes or 0 for plan in plans),
-                    **_cost(planner.costs, sum(plan.cost or 0 for plan in plans)),
+                    **cost_fields(planner.costs, sum(plan.cost or 0 for plan in plans)),
                 )
             )
     return tuple(found)
@@ -399,6 +434,9 @@ def _changes(planner: RunPlanner) -> tuple[ChangeFigure, ...]:
     if settings.semantics == "module":
         note("--semantics minimal", RunPlanner(run, replace(settings, semantics="minimal")))
     plain = replace(settings, method="optimal", same_on_all_stages=False)
+    if not settings.offload:
+        with suppress(SpecError):
+            note("--offload", RunPlanner(run, replace(plain, offload=True)))
     for change, changed in _changed_runs(planner):
         try:
             rest = rest_of_stages(changed, plain) if settings.rest_bytes else ()
@@ -531,6 +569,7 @@ def plan_command(
     method: Any,
     points: int,
     same_on_all_stages: bool,
+    offload: bool = False,
     emit: str | None,
 ) -> RunPlan:
     """The plan the command line asks for; its defaults and refusals are here.
@@ -545,7 +584,14 @@ def plan_command(
         semantics=semantics,
         method=method,
         same_on_all_stages=same_on_all_stages,
+        offload=offload,
     )
+    if offload and emit is not None:
+        raise SpecError(
+            f"--emit {emit} with --offload: the settings of no target express which single tensors "
+            "go to the host",
+            "drop one of them; torch.autograd.graph.saved_tensors_hooks can carry the plan out",
+        )
     budget = budget_of(run, memory)
     if not activations_only:
         settings = replace(settings, rest_bytes=rest_of_stages(run, settings))
@@ -591,7 +637,7 @@ def rest_of_stages(run: Run, settings: PlanSettings) -> tuple[int, ...]:
     """
     from actcalc.memory.report import memory_run
 
-    bare = replace(settings, rest_bytes=(), method="optimal", semantics="minimal")
+    bare = replace(settings, rest_bytes=(), method="optimal", semantics="minimal", offload=False)
     rivals = Rivals(RunPlanner(run, bare))
     found = [0] * run.layout.pp
     for name in ("none", "full"):

@@ -60,7 +60,9 @@ class PlanLayer:
 
     ``tensors`` maps names to bytes. Each tensor is the layer ``input`` or the output of exactly
     one op. The input is always stored, and counted once. Tensors outside ``saved_for_backward``
-    may be kept all the same when that makes a re-run cheaper.
+    may be kept all the same when that makes a re-run cheaper. Costs are minimised in whole
+    ``grain``s; what is left over only chooses between plans found on the way (FLOPs with bytes
+    moved as a tie-break, for one); over a whole stack that must stay below one grain.
 
     Raises:
         SpecError: the graph is not a DAG of known tensors with one producer each, or a number is
@@ -73,12 +75,14 @@ class PlanLayer:
     ops: tuple[PlanOp, ...]
     forbid_recompute: frozenset[str] = frozenset()
     name: str = field(default="layer", compare=False)
+    grain: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tensors", MappingProxyType(dict(self.tensors)))
         object.__setattr__(self, "ops", tuple(self.ops))
         object.__setattr__(self, "saved_for_backward", frozenset(self.saved_for_backward))
         object.__setattr__(self, "forbid_recompute", frozenset(self.forbid_recompute))
+        check_int(self.grain, f"grain of layer type {self.name!r}", low=1)
         _check_layer(self)
 
     @cached_property

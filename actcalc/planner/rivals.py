@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,53 @@ from actcalc.planner.timeline import timeline_peak
 from actcalc.policy.rules import NONE, Policy
 
 Ints = NDArray[np.int64]
+
+PER_OP_FRAMEWORK = "torchtitan"
+"""The framework that has the policy ``op``, by default (SelectiveAC.Config)."""
+
+
+class Layers(NamedTuple):
+    """Equal layers in a row: each policy's (stored, working, cost), how many, and in flight."""
+
+    policies: tuple[Ints, Ints, Ints]
+    layers: int
+    inflight: int
+
+
+def mixes(runs: Sequence[Layers], policies: int, memory_model: str) -> tuple[Ints, Ints]:
+    """Cost and peak bytes of every ordered pair of policies (as ``permutations`` lists them).
+
+    One row per pair, one column per number of layers that take the first policy of the pair.
+    """
+    first, second = (np.array(c) for c in zip(*permutations(range(policies), 2), strict=True))
+    layers = sum(run.layers for run in runs)
+    cost = np.zeros((len(first), layers + 1), dtype=np.int64)
+    held, most = np.zeros_like(cost), np.zeros_like(cost)
+    high, excess = np.zeros_like(cost), np.zeros_like(cost)
+    counts = np.arange(layers + 1)
+    at = layers
+    for run in reversed(runs):
+        m = run.inflight
+        for _ in range(run.layers):
+            at -= 1
+            takes = (counts > at)[None, :]
+            k, w, c = (
+                np.where(takes, column[first][:, None], column[second][:, None])
+                for column in run.policies
+            )
+            cost += c
+            held += m * k
+            most = np.maximum(most, w)
+            high = m * k + np.maximum(high, excess + w)
+            excess += (m - 1) * k
+    peak = {"timeline": high, "stored": held}.get(memory_model, held + most)
+    return cost, peak
+
+
+def columns(options: Sequence[Option]) -> tuple[Ints, Ints, Ints]:
+    """Stored bytes, working bytes and cost of some options."""
+    rows = np.array([(o.stored, o.working, o.cost) for o in options], dtype=np.int64)
+    return rows[:, 0], rows[:, 1], rows[:, 2]
 
 
 @dataclass(frozen=True)
@@ -65,7 +113,10 @@ class Rivals:
     def names(self) -> tuple[str, ...]:
         """Policies that decide for one layer at a time, as ``compare`` lists them."""
         skipped = ("full-sharded", "sqrt")
-        return tuple(n for n in default_policies(self.planner.model) if n not in skipped)
+        found = [n for n in default_policies(self.planner.model) if n not in skipped]
+        if self.planner.run.framework.name == PER_OP_FRAMEWORK:
+            found.insert(found.index("full"), "op")
+        return tuple(found)
 
     def policy(self, name: str, stage: Stage) -> Policy:
         """The policy called ``name`` for one stage."""
@@ -110,6 +161,25 @@ class Rivals:
                 inner = sum(o.stored for o in options[1:])
                 working.append(sum(o.working for o in options) + inner)
         return cost, stage.rest_bytes + self._peak(stored, working, flights)
+
+    def uniform(self, name: str, option: Callable[[Graph], Option], budget: int) -> Fit:
+        """Every layer run as ``option`` says, within ``budget``; ``name`` names that."""
+        total = peak = 0
+        for stage in self.planner.stages:
+            options = [
+                (option(graph), group.inflight or 1)
+                for graph, group in zip(stage.graphs, stage.groups, strict=True)
+                for _ in range(group.count)
+            ]
+            high = stage.rest_bytes + self._peak(
+                [o.stored for o, _ in options],
+                [o.working for o, _ in options],
+                [flight for _, flight in options],
+            )
+            if high > budget:
+                return Fit((name,), None, None)
+            total, peak = total + sum(o.cost for o, _ in options), max(peak, high)
+        return Fit((name,), total, peak)
 
     def _layer_policy(self, policy: Policy, position: int) -> Policy:
         skipped = (policy.block is not None and position >= policy.block) or (
@@ -166,40 +236,15 @@ class Rivals:
 
     def _mix(self, stage: Stage) -> tuple[Ints, Ints]:
         # Cost and peak of every ordered pair of policies, by how many layers take the first.
-        pairs = list(permutations(range(len(self.names)), 2))
-        first, second = (np.array(column) for column in zip(*pairs, strict=True))
-        layers = stage.layers
-        cost = np.zeros((len(pairs), layers + 1), dtype=np.int64)
-        held, most = np.zeros_like(cost), np.zeros_like(cost)
-        high, excess = np.zeros_like(cost), np.zeros_like(cost)
-        counts = np.arange(layers + 1)
-        at = layers
-        for graph, group in reversed(list(zip(stage.graphs, stage.groups, strict=True))):
-            table = self._table(graph, stage)
-            m = group.inflight or 1
-            for _ in range(group.count):
-                at -= 1
-                takes = (counts > at)[None, :]
-                k, w, c = (
-                    np.where(takes, column[first][:, None], column[second][:, None])
-                    for column in table
-                )
-                cost += c
-                held += m * k
-                most = np.maximum(most, w)
-                high = m * k + np.maximum(high, excess + w)
-                excess += (m - 1) * k
-        model = self.planner.settings.memory_model
-        peak = high if model == "timeline" else held if model == "stored" else held + most
+        runs = [
+            Layers(self._table(graph, stage), group.count, group.inflight or 1)
+            for graph, group in zip(stage.graphs, stage.groups, strict=True)
+        ]
+        cost, peak = mixes(runs, len(self.names), self.planner.settings.memory_model)
         return cost, stage.rest_bytes + peak
 
     def _table(self, graph: Graph, stage: Stage) -> tuple[Ints, Ints, Ints]:
-        options = [self.option(graph, self.policy(name, stage)) for name in self.names]
-        return (
-            np.array([o.stored for o in options], dtype=np.int64),
-            np.array([o.working for o in options], dtype=np.int64),
-            np.array([o.cost for o in options], dtype=np.int64),
-        )
+        return columns([self.option(graph, self.policy(name, stage)) for name in self.names])
 
     def best_of(self, names: Sequence[str], budget: int) -> Fit | None:
         """The cheapest of some policies that fits on every stage; None if none does."""

@@ -6,6 +6,8 @@ Peak models (K, W as in :mod:`actcalc.planner.problem`; m = micro-batches in fli
 - ``stored+working``: const + sum m K + max W
 - ``timeline``: for every layer l, const + sum over all (m - 1) K + sum_{j <= l} K_j + W_l. Backward
   runs last layer first, so the layers after l are already freed for the oldest micro-batch.
+- where tensors are offloaded (:mod:`actcalc.planner.offload`), ``stored+working`` also counts the
+  largest bytes any layer moves, for the layer whose copies are under way.
 - ``stored+working+segments``: as ``stored+working``, and consecutive layers may form a chain that
   stores the input of its first layer alone, is re-run whole, and works with everything it re-makes
   (Chen et al. 2016, section 4). See :class:`Chain`.
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby, product
@@ -34,7 +36,7 @@ from actcalc.errors import SpecError
 from actcalc.planner.chains import Chain, ChainPath, Position, Step
 from actcalc.planner.frontier import LayerOption, layer_frontier
 from actcalc.planner.knapsack import Found, Option, OptionSet, Picks, mix_of
-from actcalc.planner.levels import Relaxed, search_levels
+from actcalc.planner.levels import Relaxed, Room, search_levels
 from actcalc.planner.problem import (
     LIMIT,
     PeakModel,
@@ -72,6 +74,7 @@ class PlanGroup:
     layer and one micro-batch, or of one chain of ``segment`` layers where ``segment > 1``;
     ``segments`` says how many such units there are. ``payload`` is what a ready-made option stood
     for; ``recompute`` and ``kept`` name ops and tensors of a layer graph (the input is not listed).
+    ``offloaded`` tensors, ``moved_bytes`` in all, are in host memory between forward and backward.
     """
 
     layer_type: str
@@ -84,6 +87,8 @@ class PlanGroup:
     segment: int = 1
     segments: int = 0
     payload: Any = None
+    offloaded: tuple[str, ...] = ()
+    moved_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +109,8 @@ class Certificate:
 class Plan:
     """What to re-run and keep in every layer, and what it costs.
 
-    ``lower_bound <= cost`` holds for every plan that fits; equal when ``optimal``.
+    ``lower_bound <= cost`` holds for every plan that fits; equal when ``optimal``. Where costs have
+    a grain (:class:`actcalc.planner.problem.PlanLayer`) it holds in whole grains.
     ``stored_bytes`` counts every micro-batch in flight, ``peak_bytes`` also the rest.
     When infeasible, everything is None but ``smallest_budget_bytes``, the least budget with a plan
     (None for a comparison method that knows only its own plans).
@@ -220,6 +226,34 @@ def solve_groups(
     return _solve(stack, check_int(budget_bytes, "budget_bytes"))
 
 
+def solve_shared(
+    groups: Sequence[LayerGroup],
+    holders: Sequence[tuple[int, int]],
+    *,
+    budget_bytes: int,
+    peak_model: PeakModel,
+    max_segment: int = 1,
+) -> Plan:
+    """The cheapest choice for ``groups`` that fits every GPU that follows it.
+
+    ``holders`` are (constant bytes, micro-batches in flight) of each GPU. All hold the same plan:
+    what may be stored is the least of what each leaves, for every size of the working set. Bytes of
+    the plan are of one micro-batch.
+
+    Raises:
+        SpecError: as :func:`solve_groups`; or the peak model follows the order of layers.
+    """
+    if peak_model == "timeline":
+        raise SpecError(
+            "one plan for several GPUs is solved for stored bytes and working sets",
+            hint="use the memory model stored+working",
+        )
+    most = max(m for _, m in holders)
+    _Stack.of(groups, most, max(other for other, _ in holders), peak_model, max_segment)
+    stack = replace(_Stack.of(groups, 1, 0, peak_model, max_segment), holders=tuple(holders))
+    return _solve(stack, check_int(budget_bytes, "budget_bytes"))
+
+
 def smallest_budget(
     groups: Sequence[LayerGroup],
     *,
@@ -289,9 +323,19 @@ def even_budgets(
 class _Stack:
     groups: tuple[LayerGroup, ...]
     inflight: int
-    const: int
     model: PeakModel
     max_segment: int
+    holders: tuple[tuple[int, int], ...]
+
+    @property
+    def const(self) -> int:
+        """Other bytes in memory, where one GPU follows the plan."""
+        return max(other for other, _ in self.holders)
+
+    @property
+    def shared(self) -> Room:
+        """What the GPUs of this plan leave for stored bytes, weighed as in ``merged``."""
+        return Room(self.holders)
 
     @classmethod
     def of(
@@ -326,7 +370,12 @@ class _Stack:
                 f"bytes in flight ({held}) or costs ({cost}) reach 2**60",
                 hint="check the sizes, or state costs in a coarser unit",
             )
-        return cls(tuple(groups), inflight, const, model, max_segment)
+        return cls(tuple(groups), inflight, model, max_segment, ((const, 1),))
+
+    @property
+    def moves(self) -> bool:
+        """Whether any layer may offload tensors."""
+        return any(g.options.moved_levels[-1] for g in self.groups)
 
     def weight(self, group: LayerGroup) -> int:
         return self.inflight if group.inflight is None else group.inflight
@@ -360,15 +409,21 @@ class _Answer(NamedTuple):
 
 
 def _solve(stack: _Stack, budget: int) -> Plan:
-    rest = budget - stack.const
+    if stack.moves and stack.model not in ("stored", "stored+working"):
+        raise SpecError(
+            f"offload is not planned in the memory model {stack.model}", hint="use stored+working"
+        )
+    room = stack.shared.within(budget)
     answer: _Answer | None = None
-    if rest >= 0:
+    if room(0) >= 0:
         if stack.model == "timeline":
-            answer = _timeline(stack, rest)
+            answer = _timeline(stack, room(0))
         elif stack.model == "stored+working+segments":
-            answer = _segments(stack, rest)
+            answer = _segments(stack, room)
+        elif stack.model == "stored+working" and stack.moves:
+            answer = _moving(stack, budget)
         else:
-            answer = _unordered(stack, rest, working=stack.model == "stored+working")
+            answer = _unordered(stack, room, working=stack.model == "stored+working")
     if answer is None:
         return infeasible(stack.model, budget, _smallest(stack))
     owner = [g for g in stack.groups for _ in range(g.count)]
@@ -384,7 +439,7 @@ def _solve(stack: _Stack, budget: int) -> Plan:
         units.append((made[key], stack.weight(members[0])))
     return assemble(
         units,
-        const_bytes=stack.const,
+        const_bytes=stack.const if len(stack.holders) == 1 else 0,
         budget_bytes=budget,
         peak_model=stack.model,
         lower_bound=answer.cost,
@@ -413,7 +468,7 @@ def assemble(
     if peak_model == "timeline":
         peak = const_bytes + timeline_peak([u.stored_bytes for u, _ in units], working, weights)
     elif peak_model != "stored":
-        peak += max(working)
+        peak += max(working) + max(u.moved_bytes for u, _ in units)
     if peak > budget_bytes:
         return infeasible(peak_model, budget_bytes, peak)
     runs = [(unit, sum(1 for _ in same)) for unit, same in groupby(u for u, _ in units)]
@@ -449,6 +504,8 @@ def plan_group(members: Sequence[LayerGroup], unit: Step) -> PlanGroup:
             cost=options.cost[unit.option],
             segments=1,
             payload=None if exact or not isinstance(source, Option) else source.payload,
+            offloaded=source.offloaded if isinstance(source, LayerOption) else (),
+            moved_bytes=options.moved[unit.option],
         )
     chains = [g.chain for g in members if g.chain is not None]
     names = [g.name for g in members]
@@ -494,15 +551,24 @@ def infeasible(peak_model: PeakModel, budget_bytes: int, smallest_bytes: int) ->
     )
 
 
-def _unordered(stack: _Stack, rest: int, *, working: bool) -> _Answer | None:
+def _unordered(stack: _Stack, room: Callable[[int], int], *, working: bool) -> _Answer | None:
     merged = stack.merged()
     parts = [(options, n, m) for _, options, n, m in merged]
-    found = best_mix(parts, rest, working=working)
+    found = best_mix(parts, room, working=working)
     if found is None:
         return None
     solved, bound = found
+    units = _spread(stack, merged, solved.picks)
+    return _Answer(solved.cost, units, bound, solved.states, "hull bound and core search")
+
+
+_Merged = list[tuple[list[int], OptionSet, int, int]]
+
+
+def _spread(stack: _Stack, merged: _Merged, picked: Picks) -> list[Step]:
+    """The options picked for merged layers, dealt out to the layers in stack order."""
     chosen: list[list[int]] = [[] for _ in stack.groups]
-    for (members, options, _, _), picks in zip(merged, solved.picks, strict=True):
+    for (members, options, _, _), picks in zip(merged, picked, strict=True):
         base = stack.groups[members[0]].options
         if stack.groups[members[0]].same:
             index = options.origin(picks[0][0])
@@ -515,20 +581,80 @@ def _unordered(stack: _Stack, rest: int, *, working: bool) -> _Answer | None:
         )
         for i in members:
             chosen[i], layers = layers[: stack.groups[i].count], layers[stack.groups[i].count :]
-    units = [Step(1, i) for per_group in chosen for i in per_group]
-    return _Answer(solved.cost, units, bound, solved.states, "hull bound and core search")
+    return [Step(1, i) for per_group in chosen for i in per_group]
+
+
+def _moving(stack: _Stack, budget: int) -> _Answer | None:
+    """As ``_unordered`` with a working set, and the most bytes any layer moves as one more level.
+
+    The search over that level is the one over working sets again, around it.
+    """
+    merged = stack.merged()
+    if any(stack.groups[members[0]].same for members, *_ in merged):
+        raise SpecError("one option per kind cannot be planned with offload", "drop one of them")
+    room = stack.shared.within
+    levels = _moved_levels([options for _, options, _, _ in merged])
+    states = 0
+
+    def parts(limit: int) -> list[tuple[OptionSet, int, int]]:
+        return [(options.moving(limit), n, m) for _, options, n, m in merged]
+
+    def bounded(high: int, left: int) -> int | None:
+        return mix_bound(parts(high), room(left), working=True)
+
+    def relaxed(high: int, left: int, below: int | None) -> Relaxed[Picks] | None:
+        nonlocal states
+        within = parts(high)
+        found = best_mix(within, room(left), working=True, cutoff=below)
+        if found is None:
+            return None
+        states += found[0].states
+        picks = tuple(
+            tuple((i if options is base else options.origin(i), n) for i, n in chosen)
+            for (options, _, _), (_, base, _, _), chosen in zip(
+                within, merged, found[0].picks, strict=True
+            )
+        )
+        every = [
+            (options, m, i, n)
+            for (_, options, _, m), chosen in zip(merged, picks, strict=True)
+            for i, n in chosen
+        ]
+        stored = sum(m * n * options.stored[i] for options, m, i, n in every)
+        working = max(options.working[i] for options, _, i, _ in every)
+        moved = max(options.moved[i] for options, _, i, _ in every)
+        return Relaxed(found[0].cost, stack.shared.peak(stored, working), moved, picks)
+
+    grain = max(options.grain for _, options, _, _ in merged)
+    searched = search_levels(levels, lambda moved: budget - moved, bounded, relaxed, grain=grain)
+    if searched is None:
+        return None
+    units = _spread(stack, merged, searched.best.plan)
+    method = "hull bound and core search for the bytes moved"
+    return _Answer(searched.best.cost, units, searched.bound, states, method)
+
+
+def mix_bound(
+    parts: Sequence[tuple[OptionSet, int, int]], room: Callable[[int], int], *, working: bool
+) -> int | None:
+    """A lower bound on what :func:`best_mix` finds; None if nothing fits."""
+    levels = _levels(parts)
+    common = math.gcd(*(m for _, _, m in parts))
+    mix = mix_of([(options, n, m // common) for options, n, m in parts], levels[-1])
+    least = levels[0] if working else 0
+    return None if mix is None else mix.bound(room(least) // common)
 
 
 def best_mix(
     parts: Sequence[tuple[OptionSet, int, int]],
-    rest: int,
+    room: Callable[[int], int],
     *,
     working: bool,
     cutoff: int | None = None,
 ) -> tuple[Found, int] | None:
-    """The cheapest mix with sum of weights (+ largest working set) within ``rest``, and a bound.
+    """The cheapest mix with a sum of weights within ``room(largest working set)``, and a bound.
 
-    None if nothing fits, or nothing below ``cutoff``.
+    Without ``working`` no working set counts. None if nothing fits, or nothing below ``cutoff``.
 
     The largest working set is found by :func:`actcalc.planner.levels.search_levels`.
     """
@@ -538,21 +664,21 @@ def best_mix(
     light = [(options, n, m // common) for options, n, m in parts]
     if not working:
         mix = mix_of(light, levels[-1])
-        bound = mix.bound(rest // common) if mix is not None else None
+        bound = mix.bound(room(0) // common) if mix is not None else None
         if mix is None or bound is None:
             return None
-        found = mix.solve(rest // common, cutoff)
+        found = mix.solve(room(0) // common, cutoff)
         return None if found is None else (found, bound)
     states = 0
 
-    def bounded(high: int, room: int) -> int | None:
+    def bounded(high: int, capacity: int) -> int | None:
         mix = mix_of(light, high)
-        return None if mix is None else mix.bound(room // common)
+        return None if mix is None else mix.bound(capacity // common)
 
-    def relaxed(high: int, room: int, below: int | None) -> Relaxed[Picks] | None:
+    def relaxed(high: int, capacity: int, below: int | None) -> Relaxed[Picks] | None:
         nonlocal states
         mix = mix_of(light, high)
-        found = None if mix is None else mix.solve(room // common, below)
+        found = None if mix is None else mix.solve(capacity // common, below)
         if found is None:
             return None
         states += found.states
@@ -563,7 +689,8 @@ def best_mix(
         )
         return Relaxed(found.cost, _weight(parts, found.picks), works, found.picks)
 
-    searched = search_levels(levels, rest, bounded, relaxed, cutoff)
+    grain = max(options.grain for options, _, _ in parts)
+    searched = search_levels(levels, room, bounded, relaxed, cutoff, grain)
     if searched is None:
         return None
     best = searched.best
@@ -598,18 +725,32 @@ def _smallest(stack: _Stack) -> int:
             for _, choice in _fixings(stack)
         )
     if stack.model == "stored+working+segments" and not any(g.same for g in stack.groups):
-        return stack.const + _chain_path(stack).least_peak()
+        return _chain_path(stack).least_peak(stack.shared.peak)
     if stack.model == "stored+working+segments":
         parts = _uniform_parts(stack)
     else:
         parts = [(options, n, m) for _, options, n, m in stack.merged()]
     if stack.model == "stored":
-        return stack.const + sum(n * m * min(o.stored) for o, n, m in parts)
+        return stack.shared.peak(sum(n * m * min(o.stored) for o, n, m in parts), 0)
+    return min(
+        x + _least_peak([(options.moving(x), n, m) for options, n, m in parts], stack.shared)
+        for x in _moved_levels([options for options, _, _ in parts])
+    )
+
+
+def _moved_levels(sets: Sequence[OptionSet]) -> list[int]:
+    # Below the largest of the least some kind has no option at all.
+    floor = max(options.moved_levels[0] for options in sets)
+    return sorted({x for options in sets for x in options.moved_levels if x >= floor})
+
+
+def _least_peak(parts: Sequence[tuple[OptionSet, int, int]], shared: Room) -> int:
+    """The lowest stored + largest working bytes of any mix, on the fullest GPU."""
     levels = np.array(_levels(parts))
-    total = levels.copy()
+    stored = np.zeros_like(levels)
     for options, n, m in parts:
-        total += n * m * options.least_stored(levels)
-    return stack.const + int(total.min())
+        stored += n * m * options.least_stored(levels)
+    return min(map(shared.peak, stored.tolist(), levels.tolist()))
 
 
 def _positions(groups: Sequence[LayerGroup], inflight: int) -> tuple[list[OptionSet], list[int]]:
@@ -704,7 +845,7 @@ def _ordered(
     for at, (options, m) in enumerate(zip(sets, weights, strict=True)):
         slots.setdefault((id(options), m), []).append(at)
     every = [(sets[s[0]], len(s), weights[s[0]]) for s in slots.values()]
-    simple = best_mix(every, rest, working=True, cutoff=cutoff)
+    simple = best_mix(every, _alone(rest), working=True, cutoff=cutoff)
     fallback: _Answer | None = None
     if simple is not None:
         order = _arrange(sets, list(slots.values()), simple[0].picks)
@@ -713,13 +854,19 @@ def _ordered(
     for at in ends.values():
         tried = _tightened(at, sets, weights, rest, cutoff if fallback is None else fallback.cost)
         fallback = fallback if tried is None else tried._replace(bound=bound, method=_IN_ORDER)
+    grain = max(options.grain for options in sets)
     if fallback is not None:
-        cutoff = fallback.cost
-    better = solve_in_order(sets, weights, rest, cutoff) if cutoff != bound else None
+        cutoff = fallback.cost // grain * grain
+    proven = cutoff is not None and cutoff <= bound // grain * grain
+    better = None if proven else solve_in_order(sets, weights, rest, cutoff)
     if better is None:
         return fallback
     cost, picks, states = better
     return _Answer(cost, [Step(1, i) for i in picks], bound, states, _IN_ORDER)
+
+
+def _alone(rest: int) -> Callable[[int], int]:
+    return Room(((0, 1),)).within(rest)
 
 
 _IN_ORDER = "dynamic programming from the last layer"
@@ -764,7 +911,7 @@ def _relaxed_to(
     parts = [(sets[s[0]], len(s), weight) for (_, weight), s in slots.items()]
     final = sets[at].as_last(weights[at])
     below = None if cutoff is None else cutoff - free
-    found = best_mix([*parts, (final, 1, 1)], rest, working=False, cutoff=below)
+    found = best_mix([*parts, (final, 1, 1)], _alone(rest), working=False, cutoff=below)
     if found is None:
         return None
     solved, bound = found
@@ -809,24 +956,24 @@ def _chain_path(stack: _Stack) -> ChainPath:
     return found
 
 
-def _segments(stack: _Stack, rest: int) -> _Answer | None:
+def _segments(stack: _Stack, room: Callable[[int], int]) -> _Answer | None:
     if any(g.same for g in stack.groups):
-        return _uniform(stack, rest)
+        return _uniform(stack, room)
     first = stack.groups[0]
     alike = all(
         (g.options, stack.weight(g), g.chain) == (first.options, stack.weight(first), first.chain)
         for g in stack.groups
     )
     if alike:
-        return _one_kind(stack, rest)
-    found = _chain_path(stack).solve(rest)
+        return _one_kind(stack, room)
+    found = _chain_path(stack).solve(room)
     if found is None:
         return None
     cost, steps, bound, states = found
     return _Answer(cost, steps, bound, states, "constrained shortest path")
 
 
-def _one_kind(stack: _Stack, rest: int) -> _Answer | None:
+def _one_kind(stack: _Stack, room: Callable[[int], int]) -> _Answer | None:
     """Chains in a stack of equal layers: how many layers to chain is all there is to choose.
 
     A chained layer costs the same in a chain of any length, so t chained layers make as few
@@ -849,11 +996,11 @@ def _one_kind(stack: _Stack, rest: int) -> _Answer | None:
         k = bisect_right(works, high) - 1 if longest > 1 else 0
         return k if k > 1 else 0
 
-    def bounds(high: int, room: int) -> tuple[NDArray[np.float64], int]:
+    def bounds(high: int, capacity: int) -> tuple[NDArray[np.float64], int]:
         # Lower bounds for every number of chained layers; rounding may only loosen them.
         k = reach(high)
         t = counts if k else counts[:1]
-        left = room - m * (-(-t // max(k, 1)) * chained.head_bytes + t * chained.extra_bytes)
+        left = capacity - m * (-(-t // max(k, 1)) * chained.head_bytes + t * chained.extra_bytes)
         single = layers - t
         menu = options.menu(high)
         costs = np.full(len(t), np.inf)
@@ -869,13 +1016,13 @@ def _one_kind(stack: _Stack, rest: int) -> _Answer | None:
         costs += t * float(chained.cost)
         return costs * (1 - 1e-12) - 1e-6, k
 
-    def bounded(high: int, room: int) -> int | None:
-        least = bounds(high, room)[0].min()
+    def bounded(high: int, capacity: int) -> int | None:
+        least = bounds(high, capacity)[0].min()
         return None if np.isinf(least) else max(0, math.ceil(least))
 
-    def relaxed(high: int, room: int, below: int | None) -> Relaxed[_Chained] | None:
+    def relaxed(high: int, capacity: int, below: int | None) -> Relaxed[_Chained] | None:
         nonlocal states
-        least, k = bounds(high, room)
+        least, k = bounds(high, capacity)
         best: Relaxed[_Chained] | None = None
         for t in np.argsort(least, kind="stable").tolist():
             if np.isinf(least[t]) or (below is not None and math.ceil(least[t]) >= below):
@@ -886,7 +1033,7 @@ def _one_kind(stack: _Stack, rest: int) -> _Answer | None:
             if t < layers:
                 mix = mix_of([(options, layers - t, m)], high)
                 left = None if below is None else below - paid
-                found = None if mix is None else mix.solve(room - spent, left)
+                found = None if mix is None else mix.solve(capacity - spent, left)
                 if found is None:
                     continue
                 states += found.states
@@ -904,7 +1051,7 @@ def _one_kind(stack: _Stack, rest: int) -> _Answer | None:
         return best
 
     levels = sorted({*options.levels, *works[2:]})
-    searched = search_levels(levels, rest, bounded, relaxed)
+    searched = search_levels(levels, room, bounded, relaxed)
     if searched is None:
         return None
     lengths, picks = searched.best.plan
@@ -957,9 +1104,9 @@ def _uniform_options(stack: _Stack, name: str) -> OptionSet:
     return OptionSet.of(found)
 
 
-def _uniform(stack: _Stack, rest: int) -> _Answer | None:
+def _uniform(stack: _Stack, room: Callable[[int], int]) -> _Answer | None:
     parts = _uniform_parts(stack)
-    found = best_mix(parts, rest, working=True)
+    found = best_mix(parts, room, working=True)
     if found is None:
         return None
     solved, bound = found

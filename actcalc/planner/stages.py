@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from actcalc.errors import SpecError
 from actcalc.layers.graph import Graph
 from actcalc.layers.model import ModelGraph, model_graph
 from actcalc.memory.placement import held, microbatches, placement
 from actcalc.planner.bridge import (
+    NANO,
     Costs,
     costs_of,
     module_chain,
@@ -26,6 +27,7 @@ from actcalc.planner.bridge import (
 )
 from actcalc.planner.knapsack import OptionSet
 from actcalc.planner.methods import greedy, sqrt
+from actcalc.planner.offload import Transfer, module_offload_options, offload_options
 from actcalc.planner.problem import PeakModel, PlanLayer, Problem
 from actcalc.planner.stack import (
     LayerGroup,
@@ -36,9 +38,13 @@ from actcalc.planner.stack import (
     layer_options,
     smallest_budget,
     solve_groups,
+    solve_shared,
 )
-from actcalc.policy.rules import Policy, parse_policy
+from actcalc.policy.rules import NONE, Policy, parse_policy
 from actcalc.specs.run import Run
+
+if TYPE_CHECKING:
+    from actcalc.cost.roofline import Roofline
 
 MemoryModel = Literal["stored", "stored+working", "timeline"]
 Semantics = Literal["minimal", "module"]
@@ -49,6 +55,7 @@ Method = Literal["optimal", "sqrt", "greedy"]
 class PlanSettings:
     """How a plan is made.
 
+    ``offload`` lets kept tensors leave for host memory, where the run's device has a known link.
     ``rest_bytes`` is, per pipeline stage, what lives in memory beside the layers' activations
     (empty: nothing does, the budget is for them alone).
     """
@@ -57,6 +64,7 @@ class PlanSettings:
     semantics: Semantics = "minimal"
     method: Method = "optimal"
     same_on_all_stages: bool = False
+    offload: bool = False
     rest_bytes: tuple[int, ...] = ()
 
 
@@ -145,18 +153,41 @@ class RunPlanner:
                     f"--method {settings.method} plans each stage by itself",
                     "drop --same-on-all-stages, or use --method optimal",
                 )
+        if settings.offload:
+            self._check_offload()
         if settings.rest_bytes and len(settings.rest_bytes) != self.run.layout.pp:
             raise SpecError(
                 f"{len(settings.rest_bytes)} stages of memory for pp {self.run.layout.pp}",
                 "give the bytes of every stage",
             )
 
+    def _check_offload(self) -> None:
+        settings, device = self.settings, self.run.device
+        if device is None:
+            raise SpecError(
+                "--offload weighs copies to the host against time, which needs a device",
+                "add --device",
+            )
+        if device.host_copy_rate is None:
+            raise SpecError(
+                f"{device.title} has no known rate of copies to host memory",
+                "drop --offload, or give host_copy_bandwidth_bytes_per_second in a device file",
+            )
+        for name, value, known in (
+            ("--memory-model", settings.memory_model, ("stored", "stored+working")),
+            ("--method", settings.method, ("optimal",)),
+        ):
+            if value not in known:
+                raise SpecError(
+                    f"--offload is not planned with {name} {value}", f"use {' or '.join(known)}"
+                )
+
     @property
     def peak_model(self) -> PeakModel:
         """The planner's name of the memory model; whole segments are part of ``module``."""
         model = self.settings.memory_model
         segmented = self.settings.semantics == "module" and model == "stored+working"
-        segmented = segmented and self._special is None
+        segmented = segmented and self._special is None and not self.settings.offload
         return "stored+working+segments" if segmented and self._one_chunk else model
 
     @property
@@ -189,6 +220,8 @@ class RunPlanner:
         name = self._names[id(graph)]
         if self._special is not None:
             return LayerGroup(name, self._replaced(graph), count, inflight=flight)
+        if self.settings.offload:
+            return LayerGroup(name, self._offloading(graph), count, inflight=flight)
         if self.settings.semantics == "minimal":
             options = layer_options(self.layer(graph))
             return LayerGroup(name, options, count, inflight=flight)
@@ -201,6 +234,36 @@ class RunPlanner:
         if id(graph) not in self._found:
             self._found[id(graph)] = self._special(self, graph)
         return self._found[id(graph)]
+
+    def _offloading(self, graph: Graph) -> OptionSet:
+        if id(graph) not in self._found:
+            transfer = self.transfer(graph)
+            self._found[id(graph)] = (
+                offload_options(self.layer(graph), transfer)
+                if self.settings.semantics == "minimal"
+                else module_offload_options(self.model, graph, self.costs, self.full, transfer)
+            )
+        return self._found[id(graph)]
+
+    def transfer(self, graph: Graph) -> Transfer:
+        """What copies of a layer's tensors hide behind, on the run's device."""
+        time = self._roofline.layer(graph, NONE)
+        rates = self._roofline.rates
+        return Transfer(
+            host_rate=int(rates.host),
+            memory_rate=int(rates.memory),
+            forward=round(NANO * time.forward),
+            backward=round(NANO * time.backward),
+        )
+
+    @cached_property
+    def _roofline(self) -> Roofline:
+        from actcalc.cost.rates import rates_of
+        from actcalc.cost.roofline import Roofline
+
+        assert self.run.device is not None
+        precision, count = self.run.workload.precision, self.run.layout.devices
+        return Roofline(self.model, rates_of(self.run.device, precision, devices=count))
 
     @cached_property
     def _modules(self) -> Mapping[int, tuple[Any, Any]]:
@@ -304,6 +367,8 @@ class RunPlanner:
                 + "; ".join(dict.fromkeys(_shape_text(stage) for stage in self.stages)),
                 "drop --same-on-all-stages, or choose --pp so that the stages are alike",
             )
+        if self._one_chunk and self.peak_model != "timeline":
+            return self._together(budget)
         relaxed = {stage.key: self._solve(stage, budget) for stage in self.stages}
         missing = [plan for plan in relaxed.values() if not plan.feasible]
         if missing:
@@ -329,6 +394,19 @@ class RunPlanner:
                 for _ in self.stages
             )
         return self._everywhere(plan, budget, bound)
+
+    def _together(self, budget: int) -> tuple[Plan, ...]:
+        """The cheapest plan that fits every stage, where layers weigh alike within each."""
+        plan = solve_shared(
+            [replace(group, inflight=None) for group in self.stages[0].groups],
+            [(stage.rest_bytes, max(1, stage.in_flight[0])) for stage in self.stages],
+            budget_bytes=budget,
+            peak_model=self.peak_model,
+            max_segment=self.stages[0].segments,
+        )
+        if not plan.feasible:
+            return tuple(plan for _ in self.stages)
+        return self._everywhere(plan, budget, plan.cost or 0)
 
     def _everywhere(self, plan: Plan, budget: int, bound: int) -> tuple[Plan, ...]:
         made: dict[tuple[Any, ...], Plan] = {}

@@ -6,10 +6,18 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Any
 
-from actcalc.planner.plan import LayersFigure, ProblemPlan, RivalFigure, RunPlan, StageFigure
+from actcalc.planner.measured_plan import LayerPlan
+from actcalc.planner.plan import (
+    NO_OFFLOAD,
+    LayersFigure,
+    ProblemPlan,
+    RivalFigure,
+    RunPlan,
+    StageFigure,
+)
 from actcalc.render.compare import run_lines
 from actcalc.render.sheet import Column, Row, Sheet, bytes_column, share_column
-from actcalc.render.units import digits, flops, percent, size
+from actcalc.render.units import count, digits, flops, percent, size
 
 
 def seconds(value: float) -> str:
@@ -61,15 +69,38 @@ def _above(result: RunPlan) -> tuple[str, ...]:
         "minimal": "minimal (op by op)",
         "module": "module (whole wrapped modules)",
     }
+    if isinstance(result, LayerPlan):
+        lines = layer_lines(result)
+        cost = "cost: forward FLOPs re-run, one micro-batch"
+    else:
+        lines = run_lines(result.model, result.layout, result.workload, result.framework)
+    if result.offload and result.device is not None:
+        cost = (
+            "cost: time of re-runs, of waits for copies and of the memory traffic of copies on "
+            f"{result.device['name']}, one micro-batch"
+        )
     return (
-        *run_lines(result.model, result.layout, result.workload, result.framework),
+        *lines,
         f"memory model: {result.memory_model}   semantics: {semantics[result.semantics]}",
         cost,
     )
 
 
+def layer_lines(result: LayerPlan) -> tuple[str, ...]:
+    """What was measured, in one line."""
+    model = result.model
+    layers = "1 layer" if model["layers"] == 1 else f"{model['layers']} layers"
+    return (
+        f"{layers} of {count(model['parameters'])} parameters  measured {model['class']}  "
+        f"{model['precision']}  {result.framework}",
+    )
+
+
 def _layer_key(layers: Iterable[LayersFigure]) -> tuple[Any, ...]:
-    return tuple((one.kind, one.count, one.recompute, one.segment, one.policy) for one in layers)
+    return tuple(
+        (one.kind, one.count, one.recompute, one.offloaded, one.segment, one.policy)
+        for one in layers
+    )
 
 
 def _stage_name(stages: list[StageFigure]) -> str:
@@ -101,6 +132,7 @@ def _plan(result: RunPlan, units: str) -> Sheet:
                         one.kind,
                         one.count,
                         _what(one),
+                        *((", ".join(one.offloaded) or "nothing",) if result.offload else ()),
                         one.stored_bytes,
                         _cost(result, one),
                     ),
@@ -113,6 +145,11 @@ def _plan(result: RunPlan, units: str) -> Sheet:
         Column("kind", "kind", align="left"),
         Column("count", "layers"),
         Column("recompute", "re-run in backward", align="left", wrap=True),
+        *(
+            (Column("offloaded", "offloaded to host", align="left", wrap=True),)
+            if result.offload
+            else ()
+        ),
         bytes_column("stored_bytes", "stored\neach", stored, units),
         Column("cost", "cost\neach", amount),
     )
@@ -140,7 +177,18 @@ def _totals(result: RunPlan, units: str) -> tuple[str, ...]:
         f"{size(result.memory_bytes, units)}; cost {_amount(result)(cost)}, "
         f"{percent(share)} of a forward pass.",
         *_rest(result, stage, units),
+        *_host(result, units),
     )
+
+
+def _host(result: RunPlan, units: str) -> tuple[str, ...]:
+    if not result.offload:
+        return ()
+    most = max(result.stages, key=lambda one: one.host_bytes)
+    if not most.host_bytes:
+        return ("Nothing is offloaded.",)
+    where = f" on stage {most.stage}" if len(result.stages) > 1 else ""
+    return (f"{size(most.host_bytes, units)} of host memory a GPU{where} holds the offloaded.",)
 
 
 def _rest(result: RunPlan, stage: StageFigure, units: str) -> tuple[str, ...]:
@@ -200,9 +248,11 @@ def _rival_name(rival: RivalFigure) -> str:
 def _sentence(result: RunPlan) -> str:
     cost = _cost(result, result)
     fitting = [r for r in result.rivals if r.peak_bytes is not None]
-    singles = [r for r in fitting if not r.counts]
+    singles = [r for r in fitting if not r.counts and r.name != NO_OFFLOAD]
     if not cost:
-        return "Everything fits: nothing needs to be re-run."
+        again = any(one.recompute for stage in result.stages for one in stage.layers)
+        what = "What is re-run has no products" if again else "Everything fits: nothing is re-run"
+        return f"{what}, at no cost."
     best = min((_cost(result, r) or 0 for r in singles), default=None)
     mixed = min((_cost(result, r) or 0 for r in fitting if r.counts), default=None)
     if best is None and mixed is None:
@@ -237,7 +287,7 @@ def _infeasible(result: RunPlan, units: str) -> Sheet:
         Column("change", "what to change", align="left"),
         bytes_column("smallest_memory_bytes", "then enough", sizes, units),
     )
-    if not rows:
+    if not rows and not isinstance(result, LayerPlan):
         below.append("More pipeline stages (--pp) or a shorter --seq would lower it.")
     return Sheet(
         title=_title(result, units),

@@ -125,7 +125,7 @@ def test_saved_layer_reads_back(block, tmp_path, ending):
     layer = measure_module(f"{block}:plain", keep_layer=True, name="mine").layer
     path = tmp_path / f"layer.{ending}"
     write_layer(layer, path)
-    assert "actcalc/measured-layer/1" in path.read_text(encoding="utf-8")
+    assert "actcalc/measured-layer/2" in path.read_text(encoding="utf-8")
     assert read_layer(path) == layer
 
 

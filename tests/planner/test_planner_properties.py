@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -125,6 +126,33 @@ def test_units_do_not_matter(data: dict[str, Any], scale: int) -> None:
         budget_bytes=data["budget_bytes"] * scale + scale - 1,
     )
     assert bigger.cost == (None if plan.cost is None else plan.cost * 7)
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems(), st.integers(0, 2**32))
+def test_whole_grains_are_exact(data: dict[str, Any], seed: int) -> None:
+    """A tie-break beside each cost changes the plan, never its cost in whole grains."""
+    rng = random.Random(seed)
+    grain = 1000
+    problem = parse_problem(data)
+    graded = replace(
+        problem,
+        layer_types={
+            name: replace(
+                layer,
+                ops=tuple(replace(o, cost=o.cost * grain + rng.randint(0, 5)) for o in layer.ops),
+                grain=grain,
+            )
+            for name, layer in problem.layer_types.items()
+        },
+    )
+    plain, fine = solve(problem), solve(graded)
+    assert fine.feasible == plain.feasible
+    if plain.cost is not None:
+        assert fine.cost is not None
+        assert fine.cost // grain == plain.cost
+        assert fine.peak_bytes is not None
+        assert fine.peak_bytes <= problem.budget_bytes
 
 
 def test_last_layer_needs_no_rerun_with_one_micro_batch() -> None:
