@@ -217,17 +217,24 @@ class Evaluation:
                 total = total + self.timeline.layer_parameters(layer, seen)
         return total
 
+    def beside(self, stage: int) -> tuple[States, int, tuple[Buffer, ...]]:
+        """States of a stage, what its last rank holds less of them, and buffers and overheads."""
+        run, chunks = self.run, self.places[stage]
+        _, last = placed(chunks, run.model.depth)
+        parts = [part for chunk in chunks for part in self.parts(chunk)]
+        held = states(self.graph, run.training, self.parameters(stage))
+        if run.training.step_in_backward:
+            held = self._stepped(held, parts)
+        held, last_rank = self._whole_weights(stage, held)
+        found = buffers(self.graph, run.training, self.rules, run.device, parts, held, head=last)
+        return held, last_rank, tuple(found)
+
     def figure(self, stage: int) -> StageFigure:
         """One stage at its highest moment."""
         run, chunks = self.run, self.places[stage]
         first, last = placed(chunks, run.model.depth)
         count = self.parameters(stage)
-        parts = [part for chunk in chunks for part in self.parts(chunk)]
-        held = states(self.graph, run.training, count)
-        if run.training.step_in_backward:
-            held = self._stepped(held, parts)
-        held, last_rank = self._whole_weights(stage, held)
-        found = buffers(self.graph, run.training, self.rules, run.device, parts, held, head=last)
+        held, last_rank, found = self.beside(stage)
         peak, most, in_flight, layers_stored = self._peak(stage, held)
         shared = self._shared(chunks)
         inside = sum(buffer.bytes for buffer in found if buffer.inside)
