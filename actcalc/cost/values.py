@@ -9,6 +9,7 @@ from typing import cast, get_args
 
 from actcalc.cost.flops import Counting
 from actcalc.errors import SpecError
+from actcalc.specs.check import check_sharding
 from actcalc.specs.run import Run
 
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0}
@@ -49,7 +50,10 @@ def counting_of(text: str) -> Counting:
 
 
 def replicas(run: Run, gpus: int | None) -> Run:
-    """The run with as many replicas as ``gpus`` devices hold, where it asks for none itself."""
+    """The run with as many replicas as ``gpus`` devices hold, where it asks for none itself.
+
+    Raises ``SpecError`` where ZeRO's shards do not divide them.
+    """
     layout = run.layout
     model_parallel = layout.tp * layout.pp * layout.cp
     if gpus is None or gpus < 1 or layout.dp > 1 or gpus % model_parallel:
@@ -60,4 +64,6 @@ def replicas(run: Run, gpus: int | None) -> Run:
     dp = gpus // model_parallel
     if batch is not None and batch % dp:
         return run
-    return replace(run, layout=replace(layout, dp=dp))
+    filled = replace(layout, dp=dp)
+    check_sharding(filled, run.training)
+    return replace(run, layout=filled)

@@ -18,11 +18,32 @@ from actcalc.errors import SpecError
 
 MARKS = ("num-layers", "hidden-size", "micro-batch-size", "tensor-model-parallel-size",
          "encoder-num-layers", "seq-length")  # fmt: skip
+OWN = {"micro-batch-size", "tensor-model-parallel-size", "encoder-num-layers"}
+"""Names that no model's config.json has, whatever joins their words."""
+
+# Options that change neither memory nor FLOPs, by the groups of training/arguments.py: logging,
+# checkpoints, learning rate and regularisation, initialisation, data, validation, fault tolerance.
+_IDLE = re.compile(
+    r"(no-)?(log|tensorboard|wandb|timing|profile|save|load|ckpt|dist-ckpt|async-save|use-dist-ckpt"
+    r"|auto-detect-ckpt|use-persistent-ckpt|non-persistent|finetune|use-checkpoint|exit|rerun|check"
+    r"|verify|error|inprocess|manual-gc|eval|test-mode|valid|lr|min-lr|decoupled|override-opt"
+    r"|train|step-batch|rampup|start-weight|end-weight|weight-decay|clip-grad|loss-scale"
+    r"|initial-loss|hysteresis|adam-(beta1|beta2|eps)|sgd-momentum|muon-(momentum|extra|scale|num)"
+    r"|calculate-per-token|init-method|norm-epsilon|seed|te-rng|data-(path|cache|args)|split|fim|num"
+    r"-(workers|dataset)|dataloader|mock-data|vocab-file|merge-file|tokenizer|tiktoken|hf-|reset"
+    r"|eod-mask|create-attention-mask|rotary-(base|scaling)|mscale|use-mcore|use-tp-pp|disable-gloo"
+    r"|distributed-(backend|timeout)|local-rank|high-priority|nccl|ddp-(average|pad)|enable-exper"
+    r"|apply-query-key|overlap-(grad-reduce|param-gather)|max-position-embeddings|fp16$|bf16$"
+    r"|use-flash-attn|accumulate-allreduce|mtp-loss|moe-router-(bias|topk-scaling)"
+    r"|attention-softmax-in-fp32|persist-layer-norm|rotary-interleaved"
+    r"|use-distributed-optimizer|num-layers$|is-hybrid-model).*"
+)
 
 
 # Entries of vocab.txt of bert-large-cased and bert-large-uncased (Devlin et al. 2018).
 _WORD_PIECES = {"BertWordPieceCase": 28996, "BertWordPieceLowerCase": 30522}
 _MOST_LAYERS = 100_000
+_MOST_TOLD = 24
 _POSITIONS = {"rope": "rotary", "none": "none", "relative": "relative"}
 
 
@@ -37,31 +58,38 @@ class Arguments:
     framework: str
     policies: tuple[str, ...]
     warnings: tuple[str, ...]
+    devices: int | None = None
+    """Devices of the run, where world-size is given (those that the global batch can feed)."""
 
 
 class _Options:
     """Options by long name, with or without leading dashes, hyphens or underscores."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
-        self.data = {str(key).lstrip("-").replace("_", "-"): value for key, value in data.items()}
+        self.data = {plain(key): value for key, value in data.items()}
+        self.read: set[str] = set()
+
+    def _value(self, name: str) -> Any:
+        self.read.add(name)
+        return self.data.get(name)
 
     def has(self, name: str) -> bool:
         """Whether the option is given at all."""
-        return self.data.get(name) is not None
+        return self._value(name) is not None
 
     def flag(self, name: str) -> bool:
         """Whether a switch is on."""
-        value = self.data.get(name, False)
+        value = self._value(name)
         return value is True or str(value).lower() in ("true", "1", "yes", "")
 
     def text(self, name: str, default: str = "") -> str:
         """The option as text."""
-        value = self.data.get(name)
+        value = self._value(name)
         return default if value is None else str(value)
 
     def number(self, name: str, default: int) -> int:
         """The option as a whole number; ``SpecError`` for anything else."""
-        value = self.data.get(name)
+        value = self._value(name)
         if value is None:
             return default
         try:
@@ -74,7 +102,7 @@ class _Options:
 
     def real(self, name: str, default: float) -> float:
         """The option as a number."""
-        value = self.data.get(name)
+        value = self._value(name)
         try:
             return default if value is None else float(value)
         except (TypeError, ValueError):
@@ -82,7 +110,7 @@ class _Options:
 
     def words(self, name: str) -> tuple[str, ...]:
         """A list, written as a list or as words in brackets."""
-        value = self.data.get(name)
+        value = self._value(name)
         if value is None:
             return ()
         if isinstance(value, list | tuple):
@@ -90,9 +118,23 @@ class _Options:
         return tuple(str(value).strip("[]").replace(",", " ").split())
 
 
+def plain(key: object) -> str:
+    """An option's long name without leading dashes, hyphens for underscores."""
+    return str(key).lstrip("-").replace("_", "-")
+
+
 def is_arguments(data: Mapping[str, Any]) -> bool:
-    """Whether a mapping looks like Megatron's options."""
-    return any(str(key).lstrip("-") in MARKS for key in data)
+    """Whether a mapping looks like Megatron's options, written with hyphens or underscores.
+
+    With underscores a few names are those of a model's config.json too, which says what model it
+    is; options that only a training script has, or all three sizes of a layer, tell them apart.
+    """
+    if any(str(key).lstrip("-") in MARKS for key in data):
+        return True
+    names = {plain(key) for key in data}
+    if any("model_type" in str(key) or str(key) == "architectures" for key in data):
+        return False
+    return bool(names & OWN) or {"num-layers", "hidden-size", "num-attention-heads"} <= names
 
 
 def read_arguments(data: Mapping[str, Any], name: str = "run") -> Arguments:
@@ -112,14 +154,40 @@ def read_arguments(data: Mapping[str, Any], name: str = "run") -> Arguments:
         training["deferred_head"] = o.number("wgrad-deferral-limit", 0) or max(
             1, workload.get("global_batch", 1) // (workload["micro_batch"] * layout.get("dp", 1))
         )
+    devices = None
+    if "dp" in layout:
+        devices = layout["tp"] * layout["pp"] * layout["cp"] * layout["dp"]
+    policies = _policies(o)
+    _unread(o, warnings)
     return Arguments(
         model=model,
         layout=layout,
         workload=workload,
         training=training,
         framework=framework,
-        policies=_policies(o),
+        policies=policies,
         warnings=tuple(warnings),
+        devices=devices,
+    )
+
+
+def _unread(o: _Options, warnings: list[str]) -> None:
+    """Say which options were not read, once and all together; those that move nothing aside."""
+    names = [
+        name
+        for name, value in o.data.items()
+        if name not in o.read and value not in (None, False) and not _IDLE.fullmatch(name)
+    ]
+    if not names:
+        return
+    import difflib
+
+    close = {name: difflib.get_close_matches(name, o.read, n=1, cutoff=0.85) for name in names}
+    told = [f"{name} (is it {close[name][0]}?)" if close[name] else name for name in sorted(names)]
+    more = f" and {len(told) - _MOST_TOLD} more" if len(told) > _MOST_TOLD else ""
+    warnings.append(
+        f"Options not read, taken to change neither memory nor FLOPs: "
+        f"{', '.join(told[:_MOST_TOLD])}{more}."
     )
 
 
@@ -550,6 +618,10 @@ def _workload(o: _Options, layout: dict[str, Any], framework: str) -> dict[str, 
         ),
         "use_fused_weighted_squared_relu": o.flag("use-fused-weighted-squared-relu"),
         "make_vocab_size_divisible_by": o.number("make-vocab-size-divisible-by", 128),
+        "async_tensor_model_parallel_allreduce": not o.flag(
+            "no-async-tensor-model-parallel-allreduce"
+        ),
+        "tp_comm_overlap": o.flag("tp-comm-overlap") and framework == "megatron",
     }
     if backend in ("flash", "fused", "unfused"):
         kernels["attention_backend"] = backend

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from actcalc.errors import SpecError
 from actcalc.specs import Layout, Workload
+from actcalc.specs.layout import TWO_CHUNKS
 
 Chunks = tuple[range, ...]
 
@@ -15,25 +17,30 @@ def placement(layers: int, layout: Layout) -> tuple[Chunks, ...]:
     Chunk j of stage r is virtual stage j·pp + r (Narayanan et al. 2021 §2.2); in V shapes the
     second chunk runs back through the stages, and DualPipe keeps each slice twice. An explicit
     ``layers_per_stage`` lists virtual stages in model order; else layers are split evenly.
+    Raises ``SpecError`` where that leaves layers without a place.
     """
-    if layout.pipeline not in ("zb-v", "dualpipe", "dualpipe-v"):
-        stages, chunks = layout.pp * layout.vpp, layout.vpp
+    if layout.pipeline not in TWO_CHUNKS:
+        chunks = layout.vpp
         where = {
             (stage, chunk): chunk * layout.pp + stage
             for stage in range(layout.pp)
             for chunk in range(chunks)
         }
     else:
-        from actcalc.memory.schedule import chunks_per_stage, slice_of, slices
+        from actcalc.memory.schedule import chunks_per_stage, slice_of
 
-        stages = slices(layout.pipeline, layout.pp, layout.vpp)
         chunks = chunks_per_stage(layout.pipeline, layout.vpp)
         where = {
             (stage, chunk): slice_of(layout.pipeline, layout.pp, stage, chunk, layout.vpp)
             for stage in range(layout.pp)
             for chunk in range(chunks)
         }
+    stages = layout.slices
     counts = layout.layers_per_stage or (layers // stages,) * stages
+    if sum(counts) != layers:
+        raise SpecError(
+            f"{layout.cut} does not divide {layers} layers", "say how with layers_per_stage"
+        )
     starts = [sum(counts[:index]) for index in range(stages)]
     virtual = [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
     return tuple(

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from actcalc.errors import SpecError
 from actcalc.layers.context import whole
 from actcalc.layers.graph import Graph
 from actcalc.layers.model import ModelGraph, model_graph, parameters
@@ -18,14 +17,24 @@ from actcalc.memory.states import (
     Parameters,
     Recipe,
     States,
+    moments_of,
     parameters_of,
     recipe,
     replicas,
     states,
 )
-from actcalc.memory.timeline import Moments, Part, Peak, Timeline, chunk_moments, placed
+from actcalc.memory.timeline import (
+    Moments,
+    Part,
+    Peak,
+    Timeline,
+    chunk_moments,
+    first_gradients,
+    placed,
+)
 from actcalc.policy.rules import parse_policy
 from actcalc.policy.stage import StagePolicy
+from actcalc.specs.check import check_sharding
 from actcalc.specs.result import Result
 from actcalc.specs.run import Run
 
@@ -67,22 +76,27 @@ class StageFigure:
     weights_bytes: int
     """Weights."""
     gradients_bytes: int
-    """Gradients."""
+    """Gradients that exist at the highest moment."""
+    gradients_full_bytes: int
+    """All gradients, as they are when backward has ended."""
     optimizer_bytes: int
     """Optimizer states, fp32 master weights included."""
     bytes_per_parameter: float
-    """The three together over the parameters on the rank."""
+    """Weights, all gradients and optimizer states over the parameters on the rank."""
     in_flight: int
-    """Chunk activations held at once, at most; a chunk is the stage's layers over vpp."""
+    """Chunk activations held at once, at most: each of one micro-batch on one of the stage's
+    chunks, of which there are vpp (2 under zb-v, dualpipe and dualpipe-v)."""
     activations_bytes: int
     """Stored activations of all micro-batches in flight: the most that is held, or, where backward
-    has freed some of it by the highest moment, what is left then."""
+    has freed some of it by the highest moment, what is left then (0 in the optimizer step)."""
     layers_activations_bytes: int
     """What transformer layers store of all micro-batches in flight, at most."""
     transient_bytes: int
-    """What the highest moment holds beyond all that is listed here: working set and re-run."""
+    """What the highest moment holds beyond all that is listed here: working set and re-run, or the
+    temporaries of the optimizer step."""
     gradients_absent_bytes: int
-    """Part of the gradients that does not exist yet at that moment (not in the total)."""
+    """Gradients that do not exist yet at that moment, which the total is without:
+    gradients_full_bytes less gradients_bytes."""
     buffers_bytes: int
     """Workspaces, gathered weights, buckets inside the framework's allocator."""
     overhead_bytes: int
@@ -90,18 +104,22 @@ class StageFigure:
     buffers: tuple[BufferFigure, ...]
     """Both, line by line."""
     static_bytes: int
-    """What stays between steps in the allocator: weights, gradients, optimizer, workspaces, and
-    fp32 copies of 16-bit gradients, which the next step drops first."""
+    """What stays between steps in the allocator: weights, optimizer states and workspaces; where
+    gradients keep their buffers from step to step (recipe.persistent) those too, with the fp32
+    copies of 16-bit ones, which the next step drops first."""
     last_rank_spare_bytes: int
     """What the stage's last rank holds less than these figures, which are of the fullest: 0 unless
     the optimizer gives whole weights to ranks."""
     peak_bytes: int
-    """The highest moment in the framework's allocator (torch's max_memory_allocated)."""
+    """The highest moment in the framework's allocator (torch's max_memory_allocated): weights,
+    gradients, optimizer, activations, transient and buffers, without overhead_bytes."""
     reserved_at_least_bytes: int
     """The least that PyTorch's allocator has taken from the device at that moment: the peak in
     whole segments of 2 MiB. What fragmentation leaves unused comes on top and is not derivable."""
     total_bytes: int
-    """The highest moment with what lies outside the allocator."""
+    """The highest moment with what lies outside the allocator, peak_bytes + overhead_bytes: the
+    sum of weights_bytes, gradients_bytes, optimizer_bytes, activations_bytes, transient_bytes,
+    buffers_bytes and overhead_bytes. What has to fit the device."""
     peak_at: str
     """When it is, in words."""
     fits: bool | None
@@ -131,7 +149,8 @@ class MemoryReport(Result):
     policy: str
     """The recompute policy."""
     recipe: dict[str, Any]
-    """Bytes per parameter of each copy."""
+    """Bytes per parameter of each copy; ``moments`` is all optimizer moments together over the
+    trained parameters, scales of 8-bit ones and factored statistics included."""
     schedule: str
     """The pipeline schedule."""
     microbatches: int
@@ -141,7 +160,8 @@ class MemoryReport(Result):
     stages: tuple[StageFigure, ...]
     """One entry per pipeline stage."""
     peak_bytes: int
-    """The highest peak of any stage in the framework's allocator."""
+    """The largest peak_bytes of any stage: what the framework's allocator holds, without what the
+    driver and libraries take beside it (a stage's total_bytes has both, and decides ``fits``)."""
     peak_stage: int
     """The stage it is on (the one with the largest total)."""
     peak_at: str
@@ -236,20 +256,20 @@ class Evaluation:
         count = self.parameters(stage)
         held, last_rank, found = self.beside(stage)
         peak, most, in_flight, layers_stored = self._peak(stage, held)
-        shared = self._shared(chunks)
+        shared = self.shared(chunks)
         inside = sum(buffer.bytes for buffer in found if buffer.inside)
         outside = sum(buffer.bytes for buffer in found if not buffer.inside)
         resident = sum(b.bytes for b in found if b.inside and b.resident)
         allocated = held.total + inside + shared + peak.bytes - peak.gradients_absent
         usable = run.device.usable_bytes if run.device else None
         total = allocated + outside
-        optimizer = self._optimizer_step(held) + held.total + inside
+        optimizer = self.optimizer_step(held) + held.total + inside
         where, activations = peak.where, most + shared
-        transient = peak.bytes - most
+        transient, absent = peak.bytes - most, peak.gradients_absent
         if optimizer > allocated:
-            allocated, where = optimizer, "in the optimizer step"
+            allocated, where, absent = optimizer, "in the optimizer step", 0
             total = allocated + outside
-            transient = allocated - held.total - inside - activations
+            activations, transient = 0, allocated - held.total - inside
         if transient < 0:
             # backward has freed part of what was stored before the highest moment came
             activations, transient = activations + transient, 0
@@ -262,18 +282,19 @@ class Evaluation:
             parameters=count.total,
             stage_parameters=whole_count,
             weights_bytes=held.weights,
-            gradients_bytes=held.gradients,
+            gradients_bytes=held.gradients - absent,
+            gradients_full_bytes=held.gradients,
             optimizer_bytes=held.optimizer,
             bytes_per_parameter=held.total / count.total if count.total else 0.0,
             in_flight=in_flight,
             activations_bytes=activations,
             layers_activations_bytes=layers_stored,
             transient_bytes=transient,
-            gradients_absent_bytes=peak.gradients_absent if where == peak.where else 0,
+            gradients_absent_bytes=absent,
             buffers_bytes=inside,
             overhead_bytes=outside,
             buffers=tuple(_buffer(buffer) for buffer in found),
-            static_bytes=held.total + resident + held.step_gradients,
+            static_bytes=held.weights + held.optimizer + resident + self._kept_gradients(held),
             last_rank_spare_bytes=last_rank,
             peak_bytes=allocated,
             reserved_at_least_bytes=-(-allocated // _SEGMENT) * _SEGMENT,
@@ -323,12 +344,20 @@ class Evaluation:
         )  # fmt: skip
         return replace(held, gradients=min(held.gradients, largest))
 
-    def _optimizer_step(self, held: States) -> int:
+    def _kept_gradients(self, held: States) -> int:
+        """Gradients that stay from one step to the next, fp32 copies of 16-bit ones included.
+
+        ``zero_grad`` of torch drops gradients before the next step begins; Megatron's buffers stay,
+        and its copies until its own ``zero_grad`` at the beginning of the next step.
+        """
+        return held.gradients + held.step_gradients if self.rules.persistent else 0
+
+    def optimizer_step(self, held: States) -> int:
         """Temporaries of the optimizer step: one more moment where it is not fused."""
         temporary = 0 if self.run.training.fused_optimizer else held.largest_state
         return temporary + held.step_gradients
 
-    def _shared(self, chunks: Chunks) -> int:
+    def shared(self, chunks: Chunks) -> int:
         """Tensors that exist once for all layers of the stage (masks, rotary tables)."""
         names: dict[str, int] = {}
         for chunk in chunks:
@@ -356,17 +385,46 @@ class Evaluation:
             total += counts[id(graph)]
         return total
 
+    def gradient(self, stage: int, held: States) -> tuple[float, bool]:
+        """Bytes of one parameter's gradient on a rank, and whether all exist through the step."""
+        count = self.parameters(stage)
+        trained = count.dense.trained + count.expert.trained
+        stepped = self.run.training.step_in_backward
+        persistent = self.rules.persistent or self.count > 1 or stepped
+        return held.gradients / trained if trained else 0.0, persistent
+
+    @property
+    def moments_bytes_per_parameter(self) -> float:
+        """All optimizer moments of the run over its trained parameters, before ZeRO."""
+        every = [self.parameters(stage) for stage in range(self.run.layout.pp)]
+        groups = [group for each in every for group in (each.dense, each.expert)]
+        trained = sum(group.trained for group in groups)
+        size = sum(moments_of(group, self.rules, self.run.training)[0] for group in groups)
+        return size / trained if trained else 0.0
+
+    def gradients_made(self, stage: int) -> dict[range, Sequence[tuple[int, int]]]:
+        """For each chunk of a stage what its parts' backward is the first to make a gradient of.
+
+        See :func:`actcalc.memory.timeline.first_gradients`.
+        """
+        ordered = sorted(self.places[stage], key=lambda chunk: chunk.start)
+        every = first_gradients([part for chunk in ordered for part in self.parts(chunk)])
+        found: dict[range, Sequence[tuple[int, int]]] = {}
+        start = 0
+        for chunk in ordered:
+            stop = start + len(self.parts(chunk))
+            found[chunk] = every[start:stop]
+            start = stop
+        return found
+
     def _peak(self, stage: int, held: States) -> tuple[Peak, int, int, int]:
         """The highest moment, the most stored bytes, chunks in flight, and the layers' part."""
         chunks = self.places[stage]
-        trained = sum(
-            group.trained for group in (self.parameters(stage).dense, self.parameters(stage).expert)
-        )
-        stepped = self.run.training.step_in_backward
-        persistent = self.rules.persistent or self.count > 1 or stepped
-        gradient = held.gradients / trained if trained else 0.0
+        gradient, persistent = self.gradient(stage, held)
+        made = self.gradients_made(stage)
         moments = [
-            chunk_moments(self.parts(chunk), gradient, persistent=persistent) for chunk in chunks
+            chunk_moments(self.parts(chunk), gradient, persistent=persistent, made=made[chunk])
+            for chunk in chunks
         ]
         layers = [
             sum(part.stored * part.count for part in self.parts(chunk) if part.first >= 0)
@@ -375,7 +433,7 @@ class Evaluation:
         absent_forward = 0 if persistent else held.gradients
         best = Peak(-1, 0, held.gradients, "")
         most, flight, stored_layers = 0, 0, 0
-        for kind, chunk, activations, stashes in self._moments(stage):
+        for kind, chunk, activations, stashes in self.moments(stage):
             counts = [a + w for a, w in zip(activations, stashes, strict=True)]
             stored = sum(n * m.stored for n, m in zip(counts, moments, strict=True))
             if stored > most:
@@ -385,7 +443,12 @@ class Evaluation:
             best = _higher(best, kind, moments[chunk], stored, absent_forward)
         return best, most, flight, stored_layers
 
-    def _moments(self, stage: int) -> Sequence[tuple[str, int, tuple[int, ...], tuple[int, ...]]]:
+    def moments(self, stage: int) -> Sequence[tuple[str, int, tuple[int, ...], tuple[int, ...]]]:
+        """Kinds of work of a stage (F, B, I, W), each with its chunk and what is held meanwhile.
+
+        Held are activations and, between input and weight gradient, stashes: of each chunk so many
+        micro-batches.
+        """
         layout = self.run.layout
         if layout.pp == 1:
             ones, none = (1,) * layout.vpp, (0,) * layout.vpp
@@ -430,11 +493,7 @@ def memory_run(run: Run, *, limits: Sequence[str] = ()) -> MemoryReport:
     """
     from actcalc.memory.limits import find_limits
 
-    if run.training.shards is not None and not run.layout.zero:
-        raise SpecError(
-            f"shards {run.training.shards} changes nothing: zero is 0, nothing is sharded",
-            "add --zero 1, 2 or 3, or drop --shards",
-        )
+    check_sharding(run.layout, run.training)
     work = Evaluation(run)
     figures = tuple(work.figure(stage) for stage in range(run.layout.pp))
     top = max(figures, key=lambda figure: figure.total_bytes)
@@ -446,7 +505,7 @@ def memory_run(run: Run, *, limits: Sequence[str] = ()) -> MemoryReport:
         device=run.device.model_dump() if run.device else None,
         framework=run.framework.name,
         policy=work.policy.name,
-        recipe=dict(vars(work.rules)),
+        recipe={**vars(work.rules), "moments": work.moments_bytes_per_parameter},
         schedule=run.layout.pipeline if run.layout.pp > 1 else "none",
         microbatches=work.count,
         parameters=int(parameters(work.graph, whole(dict(work.graph.sizes)))),
@@ -456,11 +515,13 @@ def memory_run(run: Run, *, limits: Sequence[str] = ()) -> MemoryReport:
         peak_at=top.peak_at,
         fits=None if run.device is None else all(figure.fits for figure in figures),
         limits=find_limits(run, limits) if limits else (),
-        notes=_notes(work, figures),
+        notes=_notes(work, figures, limits),
     )
 
 
-def _notes(work: Evaluation, figures: Sequence[StageFigure]) -> tuple[str, ...]:
+def _notes(
+    work: Evaluation, figures: Sequence[StageFigure], limits: Sequence[str]
+) -> tuple[str, ...]:
     run, notes = work.run, list(work.run.warnings)
     notes += [note for kind in work.graph.kinds for note in kind.graph.notes]
     training = run.training
@@ -475,11 +536,7 @@ def _notes(work: Evaluation, figures: Sequence[StageFigure]) -> tuple[str, ...]:
         notes.append("Reserved memory is the peak in segments of 2 MiB, plus fragmentation.")
     if run.layout.zero and replicas(run.layout, training, expert=False) == 1:
         notes.append(f"ZeRO {run.layout.zero} shards over one rank: it changes nothing here.")
-    if any(figure.gradients_absent_bytes for figure in figures):
-        notes.append(
-            "At the highest moment gradients are not made yet (one micro-batch per step, "
-            "gradients dropped between steps): they are not in the total."
-        )
+    notes += _absent_gradients(figures)
     if any(figure.last_rank_spare_bytes for figure in figures):
         notes.append(
             "The optimizer gives whole weights to ranks: figures are of the fullest rank; "
@@ -497,7 +554,26 @@ def _notes(work: Evaluation, figures: Sequence[StageFigure]) -> tuple[str, ...]:
         )
     if len(run.policies) > 1:
         notes.append(f"The stages are those of policy {work.policy.name}, the first named.")
+    if "micro-batch" in limits and run.workload.global_batch is not None:
+        notes.append(
+            f"--max micro-batch keeps the number of micro-batches per step, {work.count}: the "
+            f"global batch grows with the micro-batch from {run.workload.global_batch}."
+        )
     return tuple(dict.fromkeys(notes))
+
+
+def _absent_gradients(figures: Sequence[StageFigure]) -> list[str]:
+    """Which gradients the stages' totals are without, and why."""
+    lacking = [figure for figure in figures if figure.gradients_absent_bytes]
+    if not lacking:
+        return []
+    why = "one micro-batch per step, gradients dropped between steps"
+    if any(figure.gradients_bytes for figure in lacking):
+        return [
+            f"At the highest moment part of the gradients is not made yet ({why}): the total has "
+            "those that exist."
+        ]
+    return [f"At the highest moment no gradient is made yet ({why}): the total has none."]
 
 
 def with_device(run: Run, device: Any) -> Run:

@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actcalc.errors import SpecError
+from actcalc.specs.layout import TWO_CHUNKS, slice_count
 
 Kind = Literal["F", "B", "I", "W"]
 """Forward; whole backward; input gradient alone; weight gradient alone."""
@@ -184,7 +185,7 @@ def chunks_per_stage(schedule: str, vpp: int = 1) -> int:
                 "add --vpp 2 or more, or use the 1f1b schedule",
             )
         return vpp
-    if schedule in ("zb-v", "dualpipe", "dualpipe-v"):
+    if schedule in TWO_CHUNKS:
         if vpp > 2:
             raise SpecError(
                 f"the {schedule} schedule runs 2 model chunks per stage, but vpp is {vpp}",
@@ -200,12 +201,12 @@ def chunks_per_stage(schedule: str, vpp: int = 1) -> int:
 
 
 def slices(schedule: str, pp: int, vpp: int = 1) -> int:
-    """Consecutive slices the model is cut into.
+    """Consecutive slices the model is cut into (:func:`actcalc.specs.layout.slice_count`).
 
-    p for one chunk per stage, p·v interleaved, 2p in V shapes. DualPipe cuts into p slices and
-    keeps each on two stages, one for either direction.
+    Raises ``SpecError`` as :func:`chunks_per_stage` does.
     """
-    return pp if schedule == "dualpipe" else pp * chunks_per_stage(schedule, vpp)
+    chunks_per_stage(schedule, vpp)
+    return slice_count(schedule, pp, vpp)
 
 
 def slice_of(schedule: str, pp: int, stage: int, chunk: int, vpp: int = 1) -> int:

@@ -145,6 +145,27 @@ def parameters_of(
     return Parameters(result[False], result[True])
 
 
+class Trained(NamedTuple):
+    """Parameters of one graph that get a gradient, on one rank."""
+
+    own: int
+    """Those of weights that no other graph has."""
+    shared: tuple[tuple[str, int], ...]
+    """Those of weights that other graphs may have too (a tied table), by the name of the scope."""
+
+
+def trained_of(model: ModelGraph, graph: Graph, training: Training) -> Trained:
+    """Parameters of one graph that get a gradient: its own, and those under a shared scope."""
+
+    def count(without: set[str]) -> int:
+        found = parameters_of(model, graph, training, set(without))
+        return found.dense.trained + found.expert.trained
+
+    scopes = {weight.scope for weight in graph.weights if weight.scope}
+    own = count(scopes)
+    return Trained(own, tuple((scope, count(scopes - {scope}) - own) for scope in sorted(scopes)))
+
+
 def _group(
     model: ModelGraph, weight: Weight, training: Training, group: str, *, hidden: bool
 ) -> Group:
@@ -227,7 +248,7 @@ def states(model: ModelGraph, training: Training, parameters: Parameters) -> Sta
         weight = _weights(group, rules, training, fp8=fp8)
         gradient = group.trained * rules.gradient
         master = group.trained * (training.master_bytes or rules.master)
-        moments, one = _moments(group, rules, training)
+        moments, one = moments_of(group, rules, training)
         if training.optimizer == "none":
             gradient = master = 0
         zero = layout.zero
@@ -280,7 +301,7 @@ def _scales(count: int, bits: int) -> int:
     return blocks + 4 * -(-blocks // 256)
 
 
-def _moments(group: Group, rules: Recipe, training: Training) -> tuple[int, int]:
+def moments_of(group: Group, rules: Recipe, training: Training) -> tuple[int, int]:
     """Bytes of all optimizer moments, and of one."""
     count, size = group.trained, rules.moment
     kind = training.optimizer

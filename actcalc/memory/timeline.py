@@ -17,7 +17,7 @@ from typing import NamedTuple
 from actcalc.layers.graph import Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.placement import Chunks
-from actcalc.memory.states import Parameters, parameters_of
+from actcalc.memory.states import Parameters, Trained, parameters_of, trained_of
 from actcalc.memory.working import Options, Working, working
 from actcalc.policy.outcome import layer_outcome
 from actcalc.policy.rules import NONE
@@ -49,6 +49,8 @@ class Part:
     backward_at: str
     parameters: Parameters
     """Its parameters on one rank, once."""
+    trained: Trained
+    """Those of them that get a gradient."""
     shapes: frozenset[tuple[int, ...]]
     """Shapes of the weights of its matrix products."""
 
@@ -87,6 +89,7 @@ class Timeline:
         )
         self._working: dict[tuple[int, str], Working] = {}
         self._parameters: dict[int, Parameters] = {}
+        self._trained: dict[int, Trained] = {}
         self._scopes: dict[int, frozenset[str]] = {}
         self._shapes: dict[int, frozenset[tuple[int, ...]]] = {}
         self.last_layer = self.model.context.model.depth
@@ -97,6 +100,13 @@ class Timeline:
         if key not in self._parameters:
             self._parameters[key] = parameters_of(self.model, graph, self.training)
         return self._parameters[key]
+
+    def trained(self, graph: Graph) -> Trained:
+        """Parameters of one graph that get a gradient (cached)."""
+        key = id(graph)
+        if key not in self._trained:
+            self._trained[key] = trained_of(self.model, graph, self.training)
+        return self._trained[key]
 
     def layer_parameters(self, layer: int, seen: set[str]) -> Parameters:
         """Parameters of one layer on one rank, without tables (scopes) in ``seen``."""
@@ -183,6 +193,7 @@ class Timeline:
             forward_at=work.forward_at,
             backward_at=work.backward_at,
             parameters=self.parameters(graph),
+            trained=self.trained(graph),
             shapes=self.shapes(graph),
         )
 
@@ -212,6 +223,7 @@ class Timeline:
             forward_at=works[0].forward_at,
             backward_at=works[-1].backward_at,
             parameters=total,
+            trained=_together([self.trained(graph) for graph in graphs]),
             shapes=frozenset().union(*(self.shapes(graph) for graph in graphs)),
         )
 
@@ -234,6 +246,7 @@ class Timeline:
             forward_at=work.forward_at,
             backward_at=work.backward_at,
             parameters=self.parameters(graph),
+            trained=self.trained(graph),
             shapes=self.shapes(graph),
         )
 
@@ -275,6 +288,27 @@ class Timeline:
         return int(graph.tensors[name].bytes.value(self.model.sizes))
 
 
+def _together(every: Sequence[Trained]) -> Trained:
+    shared = {scope: count for each in every for scope, count in each.shared}
+    return Trained(sum(each.own for each in every), tuple(sorted(shared.items())))
+
+
+def first_gradients(parts: Sequence[Part]) -> tuple[tuple[int, int], ...]:
+    """For each part the parameters whose gradients its backward is the first to make.
+
+    A pair: those of each occurrence, and those that its last occurrence makes for all (weights
+    that occurrences share). Backward runs from the last part to the first, and a weight that
+    several parts have (a tied table) has its gradient from the first backward on.
+    """
+    known: set[str] = set()
+    found = []
+    for part in reversed(parts):
+        fresh = {scope: count for scope, count in part.trained.shared if scope not in known}
+        known |= set(fresh)
+        found.append((part.trained.own, sum(fresh.values())))
+    return tuple(reversed(found))
+
+
 @dataclass(frozen=True)
 class Moments:
     """The highest moments of one chunk relative to what it stores whole, with their names."""
@@ -288,24 +322,33 @@ class Moments:
     """Bytes of gradients not yet made at the highest moment of backward."""
 
 
-def chunk_moments(parts: Sequence[Part], gradient: float, *, persistent: bool) -> Moments:
+def chunk_moments(
+    parts: Sequence[Part],
+    gradient: float,
+    *,
+    persistent: bool,
+    made: Sequence[tuple[int, int]] | None = None,
+) -> Moments:
     """The highest forward and backward moment of a chunk.
 
     ``gradient`` is the bytes of one parameter's gradient on a rank (a fraction if sharded). Where
     gradients are not persistent, those of parts whose backward has not ended do not exist yet.
+    ``made`` is what :func:`first_gradients` says of the parts, where other chunks of the stage
+    share weights with them.
     """
     whole = sum(part.stored * part.count for part in parts)
-    grads = [part.parameters.dense.trained + part.parameters.expert.trained for part in parts]
-    most = round(sum(own * part.count for part, own in zip(parts, grads, strict=True)) * gradient)
+    grads = first_gradients(parts) if made is None else made
+    pairs = list(zip(parts, grads, strict=True))
+    most = round(sum(own * part.count + tail for part, (own, tail) in pairs) * gradient)
     forward, forward_at, backward, backward_at = 0, "", 0, ""
     # The first part's backward beats this whatever is absent then, unless there are no parts.
     before, absent, chosen = 0, 0, most + 1 if parts else 0
-    for part, own in zip(parts, grads, strict=True):
+    for part, (own, tail) in pairs:
         prefix = before + part.stored * (part.count - 1)
         if prefix + part.forward > forward or not forward_at:
             forward = prefix + part.forward
             forward_at = _name(part, part.count - 1, "forward")
-        last = 0 if persistent else round((absent + own * part.count) * gradient)
+        last = 0 if persistent else round((absent + own * part.count + tail) * gradient)
         if prefix + part.backward - last > backward - chosen:
             backward, chosen = prefix + part.backward, last
             backward_at = _name(part, part.count - 1, "backward")
@@ -315,7 +358,7 @@ def chunk_moments(parts: Sequence[Part], gradient: float, *, persistent: bool) -
                 backward, chosen = before + part.backward, missing
                 backward_at = _name(part, 0, "backward")
         before += part.stored * part.count
-        absent += own * part.count
+        absent += own * part.count + tail
     return Moments(whole, forward - whole, forward_at, backward - whole, backward_at, chosen)
 
 

@@ -9,10 +9,11 @@ from actcalc.memory.report import LimitFigure, MemoryReport, StageFigure
 from actcalc.render.compare import run_lines
 from actcalc.render.sheet import Column, Row, Sheet, bytes_column
 from actcalc.render.units import count, digits, scale, size
+from actcalc.specs.layout import chunk_count
 
 _PARTS: tuple[tuple[str, str, Callable[[StageFigure], int]], ...] = (
     ("weights_bytes", "weights", lambda s: s.weights_bytes),
-    ("gradients_bytes", "grads", lambda s: s.gradients_bytes - s.gradients_absent_bytes),
+    ("gradients_bytes", "grads", lambda s: s.gradients_bytes),
     ("optimizer_bytes", "optim", lambda s: s.optimizer_bytes),
     ("activations_bytes", "activ", lambda s: s.activations_bytes),
     ("transient_bytes", "trans", lambda s: s.transient_bytes),
@@ -83,14 +84,18 @@ def _inputs(result: MemoryReport) -> tuple[str, ...]:
     lines = run_lines(result.model, result.layout, result.workload, result.framework)
     zero = f"  ZeRO {result.layout['zero']}" if result.layout["zero"] else ""
     training, recipe = result.training, result.recipe
-    moments = "" if training["optimizer"] in ("sgd", "none") else f", moment {recipe['moment']}"
+    moments = f", moments {recipe['moments']:.3g}" if recipe["moments"] else ""
+    master = training["master_bytes"] or recipe["master"]
+    fp8 = result.workload["fp8"] or result.workload["precision"] == "fp8"
+    copies = " + 2 in fp8" if fp8 and not training["fp8_weights"] else ""
     states = (
-        f"{training['optimizer']}  {recipe['name']} states: weight {recipe['weight']}, gradient "
-        f"{recipe['gradient']}, master {recipe['master']}{moments} B{zero}"
+        f"{training['optimizer']}  {recipe['name']} states: weight {recipe['weight']}{copies}, "
+        f"gradient {recipe['gradient']}, master {master}{moments} B{zero}"
     )
     extra = []
     if training["lora_rank"]:
-        extra.append(f"LoRA r {training['lora_rank']} on {training['lora_targets']}")
+        base = f", base in {training['base_bits']} bits" if training["base_bits"] < 16 else ""
+        extra.append(f"LoRA r {training['lora_rank']} on {training['lora_targets']}{base}")
     if training["offload"] != "none":
         extra.append(f"{training['offload']} offloaded")
     if training["loss"] != "auto":
@@ -108,33 +113,37 @@ def _inputs(result: MemoryReport) -> tuple[str, ...]:
 def _below(result: MemoryReport, units: str) -> tuple[str, ...]:
     top = result.stages[result.peak_stage]
     where = f"on stage {top.stage}, " if len(result.stages) > 1 else ""
-    chunks = result.layout["vpp"]
-    chunked = f", each of one of {chunks} chunks" if chunks > 1 else ""
     lines = [
         f"Peak {where}{top.peak_at}: {size(top.peak_bytes, units)} allocated, "
         f"{size(top.static_bytes, units)} of it stay between steps.",
-        *(["held: micro-batches in flight" + chunked + "."] if len(result.stages) > 1 else []),
+        *([_held(result)] if len(result.stages) > 1 else []),
+        *_fitting(result, units),
     ]
-    if result.device is not None:
-        name = result.device["title"]
-        usable = top.total_bytes + (top.margin_bytes or 0)
-        if result.fits:
-            lines.append(
-                f"Fits {name}: {size(top.margin_bytes or 0, units)} of {size(usable, units)} are "
-                + ("left on the fullest stage." if len(result.stages) > 1 else "left.")
-            )
-        else:
-            short = [stage for stage in result.stages if not stage.fits]
-            which = (
-                f"{len(short)} of {len(result.stages)} stages do not fit"
-                if len(result.stages) > 1
-                else "it does not fit"
-            )
-            lines.append(
-                f"Does not fit {name} ({size(usable, units)}): {which}, the fullest is "
-                f"{size(-(top.margin_bytes or 0), units)} over."
-            )
     return tuple(lines)
+
+
+def _held(result: MemoryReport) -> str:
+    """What the column of held activations counts."""
+    chunks = chunk_count(result.schedule, result.layout["vpp"])
+    if chunks == 1:
+        return "held: micro-batches in flight."
+    return f"held: activations in flight, of one micro-batch on one of the stage's {chunks} chunks."
+
+
+def _fitting(result: MemoryReport, units: str) -> tuple[str, ...]:
+    """Whether the run fits its device, in one sentence; nothing without a device."""
+    if result.device is None:
+        return ()
+    top, name = result.stages[result.peak_stage], result.device["title"]
+    many = len(result.stages) > 1
+    usable = size(top.total_bytes + (top.margin_bytes or 0), units)
+    if result.fits:
+        where = "left on the fullest stage" if many else "left"
+        return (f"Fits {name}: {size(top.margin_bytes or 0, units)} of {usable} are {where}.",)
+    over = f"{size(-(top.margin_bytes or 0), units)} over"
+    short = sum(not stage.fits for stage in result.stages)
+    which = f"{short} of {len(result.stages)} stages do not fit, the fullest is " if many else ""
+    return (f"Does not fit {name} ({usable}): {which}{over}.",)
 
 
 def _buffers(result: MemoryReport, units: str) -> Sheet:
@@ -156,9 +165,9 @@ def _buffers(result: MemoryReport, units: str) -> Sheet:
     )
 
 
-def _limits(limits: tuple[LimitFigure, ...], units: str) -> Sheet:
+def _limits(limits: tuple[LimitFigure, ...], units: str, of: str = "") -> Sheet:
     return Sheet(
-        title="the most that fits the device",
+        title=f"{of}: the most that fits the device" if of else "the most that fits the device",
         columns=(
             Column("policy", "policy", align="left"),
             Column("quantity", "quantity", align="left"),
@@ -181,6 +190,8 @@ def two_sheets(first: MemoryReport, second: MemoryReport, units: str) -> list[Sh
     figures.append(("total", one.total_bytes, two.total_bytes))
     every = [value for _, a, b in figures for value in (a, b, b - a)]
     names = [_title(first), _title(second)]
+    if names[0] == names[1] and first.framework != second.framework:
+        names = [f"{result.model['name']} {result.framework}" for result in (first, second)]
     if names[0] == names[1]:
         names = [f"{names[0]} (1)", f"{names[1]} (2)"]
     columns = (
@@ -200,13 +211,35 @@ def two_sheets(first: MemoryReport, second: MemoryReport, units: str) -> list[Sh
                 for line in (f"{name}:", *(f"  {text}" for text in _inputs(result)))
             ),
             below=tuple(
-                f"{name}: peak {f'on stage {stage.stage}, ' if len(result.stages) > 1 else ''}"
-                f"{stage.peak_at}."
+                f"{name}: {line}"
                 for name, result, stage in zip(names, (first, second), (one, two), strict=True)
+                for line in (
+                    f"peak {f'on stage {stage.stage}, ' if len(result.stages) > 1 else ''}"
+                    f"{stage.peak_at}.",
+                    *_fitting(result, units),
+                )
             ),
-            notes=tuple(dict.fromkeys((*first.notes, *second.notes))),
-        )
+            notes=_both_notes(names, (first, second)),
+        ),
+        *(
+            _limits(result.limits, units, of=name)
+            for name, result in zip(names, (first, second), strict=True)
+            if result.limits
+        ),
     ]
+
+
+def _both_notes(names: list[str], results: tuple[MemoryReport, MemoryReport]) -> tuple[str, ...]:
+    """Notes of two runs, those of one of them with its name."""
+    first, second = results
+    alike = [note for note in first.notes if note in second.notes]
+    own = [
+        f"{name}: {note}"
+        for name, result in zip(names, results, strict=True)
+        for note in result.notes
+        if note not in alike
+    ]
+    return (*alike, *own)
 
 
 def _title(result: MemoryReport) -> str:

@@ -8,6 +8,7 @@ from itertools import groupby
 from actcalc.errors import SpecError
 from actcalc.specs.layout import Layout
 from actcalc.specs.model import Model
+from actcalc.specs.training import Training
 from actcalc.specs.workload import Workload
 
 
@@ -38,6 +39,34 @@ def check(model: Model, layout: Layout, workload: Workload) -> None:
             f"moe_imbalance {workload.moe_imbalance:g} spreads tokens over experts, but "
             f"{model.name} has none",
             "drop --moe-imbalance",
+        )
+
+
+def check_sharding(layout: Layout, training: Training, *, replicas_known: bool = True) -> None:
+    """Raise ``SpecError`` for shards or instances that the replicas cannot be divided into.
+
+    Without ``replicas_known`` (they follow later, from a number of devices) only what holds for
+    any number of them is refused. PyTorch's hybrid sharding and Megatron's instances of the
+    distributed optimizer are meshes: rows times columns are all the ranks.
+    """
+    ranks, shards = layout.dp * layout.cp, training.shards
+    if shards is not None and not layout.zero:
+        raise SpecError(
+            f"shards {shards} changes nothing: zero is 0, nothing is sharded",
+            "add --zero 1, 2 or 3, or drop --shards",
+        )
+    if not replicas_known:
+        return
+    what = f"dp {layout.dp}" + (f" x cp {layout.cp} = {ranks}" if layout.cp > 1 else "")
+    if shards is not None and ranks % shards:
+        raise SpecError(
+            f"shards {shards} does not divide {what}",
+            f"use --shards {nearest(divisors(ranks), shards)}, or another --dp",
+        )
+    if ranks % training.instances:
+        raise SpecError(
+            f"instances {training.instances} does not divide {what}",
+            f"use {nearest(divisors(ranks), training.instances)}, or another --dp",
         )
 
 
@@ -79,7 +108,7 @@ def _sequence(layout: Layout, workload: Workload) -> None:
 
 
 def _pipeline(model: Model, layout: Layout) -> None:
-    stages, layers = layout.pp * layout.vpp, model.layers
+    slices, layers = layout.slices, model.depth
     if layout.layers_per_stage:
         total = sum(layout.layers_per_stage)
         if total != layers:
@@ -88,13 +117,18 @@ def _pipeline(model: Model, layout: Layout) -> None:
                 f"change the list by {layers - total:+d}",
             )
         return
-    if layers % stages:
-        what = f"pp {layout.pp}" + (f" x vpp {layout.vpp}" if layout.vpp > 1 else "")
-        split = "" if layout.vpp > 1 else uneven_split(layers, layout.pp)
-        hint = f"use --layers-per-stage {split}, or " if split else "use "
-        legal = [d for d in divisors(layers) if d % layout.vpp == 0]
-        near = nearest(legal or [layout.vpp], stages) // layout.vpp
-        raise SpecError(f"{what} does not divide {layers} layers", f"{hint}--pp {near}")
+    if layers % slices:
+        split = uneven_split(layers, slices)
+        each = slices // layout.pp
+        legal = [d // each for d in divisors(layers) if d % each == 0 and (d > each or each == 1)]
+        if layout.pipeline == "dualpipe":
+            legal = [pp for pp in legal if pp % 2 == 0]
+        ways = [f"--layers-per-stage {split}"] if split else []
+        ways += [f"--pp {nearest(legal, layout.pp)}"] if legal else []
+        raise SpecError(
+            f"{layout.cut} does not divide {layers} layers",
+            "use " + ", or ".join(ways) if ways else f"use at least {slices} layers, or less --pp",
+        )
 
 
 def uneven_split(layers: int, stages: int) -> str:

@@ -10,6 +10,24 @@ from actcalc.specs.base import Degree, Spec
 
 Schedule = Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-v", "dualpipe", "dualpipe-v"]
 
+TWO_CHUNKS = ("zb-v", "dualpipe", "dualpipe-v")
+"""Schedules whose stages run two model chunks by nature, whatever vpp is."""
+
+
+def slice_count(schedule: str, pp: int, vpp: int) -> int:
+    """Consecutive slices a pipeline cuts the model into.
+
+    p·v, which is p for one chunk per stage; 2p in V shapes (Qi et al. 2024, "Pipeline Parallelism
+    with Controllable Memory"). DualPipe cuts into p slices and keeps each on two stages, one for
+    either direction (DeepSeek-AI 2024, section 3.2.1).
+    """
+    return pp if schedule == "dualpipe" else pp * chunk_count(schedule, vpp)
+
+
+def chunk_count(schedule: str, vpp: int) -> int:
+    """Model chunks that one stage runs."""
+    return 2 if schedule in TWO_CHUNKS else vpp
+
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Layout(Spec):
@@ -36,7 +54,9 @@ class Layout(Spec):
     schedule: Schedule | None = None
     """Pipeline schedule; None means interleaved if vpp > 1, else 1f1b."""
     layers_per_stage: tuple[int, ...] = ()
-    """Layers of each pipeline stage in order; empty means an even split."""
+    """Layers of each slice of the model in order: of each pipeline stage, of each chunk of an
+    interleaved pipeline (pp · vpp of them), of each chunk of a V (2 · pp); empty means an even
+    split."""
 
     def __post_init__(self) -> None:
         self._set(layers_per_stage=tuple(self.layers_per_stage))
@@ -60,11 +80,10 @@ class Layout(Spec):
                 f"vpp {self.vpp} interleaves a pipeline, but pp is 1",
                 "add --pp 2 or more, or drop --vpp",
             )
-        if self.layers_per_stage and len(self.layers_per_stage) != self.pp * self.vpp:
+        if self.layers_per_stage and len(self.layers_per_stage) != self.slices:
             raise SpecError(
-                f"layers_per_stage has {len(self.layers_per_stage)} entries for "
-                f"pp {self.pp} x vpp {self.vpp}",
-                f"give {self.pp * self.vpp} entries",
+                f"layers_per_stage has {len(self.layers_per_stage)} entries for {self.cut}",
+                f"give {self.slices} entries, one for each slice of the model in order",
             )
         if any(count < 0 for count in self.layers_per_stage):
             raise SpecError(
@@ -76,6 +95,25 @@ class Layout(Spec):
     def devices(self) -> int:
         """Devices in all: tp · cp · pp · dp (expert parallelism lives inside them)."""
         return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def slices(self) -> int:
+        """Consecutive slices the pipeline cuts the model into."""
+        return slice_count(self.pipeline, self.pp, self.vpp)
+
+    @property
+    def chunks(self) -> int:
+        """Model chunks that one stage runs."""
+        return chunk_count(self.pipeline, self.vpp)
+
+    @property
+    def cut(self) -> str:
+        """What cuts the model into slices, in words: ``pp 4 x 2 chunks of zb-v``."""
+        if self.pipeline == "dualpipe":
+            return f"pp {self.pp}"
+        if self.pipeline in TWO_CHUNKS:
+            return f"pp {self.pp} x 2 chunks of {self.pipeline}"
+        return f"pp {self.pp}" + (f" x vpp {self.vpp}" if self.vpp > 1 else "")
 
     @property
     def pipeline(self) -> Schedule:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from actcalc.errors import SpecError, shorten
 from actcalc.io import presets
 from actcalc.specs.base import Spec
-from actcalc.specs.check import check
+from actcalc.specs.check import check, check_sharding
 from actcalc.specs.framework import Framework
 from actcalc.specs.layout import Layout
 from actcalc.specs.model import Model
@@ -43,6 +43,8 @@ class Source:
     policies: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     vetted: bool = False
+    devices: int | None = None
+    """How many devices the run has in all, where the source says so: replicas follow from it."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -124,6 +126,7 @@ def megatron_source(text: str) -> Source:
         framework=found.framework,
         policies=found.policies,
         warnings=found.warnings,
+        devices=found.devices,
     )
 
 
@@ -133,8 +136,10 @@ def _holds_megatron(path: Path) -> bool:
     from actcalc.io.yamlfile import read_text
 
     text = read_text(path)
-    if "-size" not in text and "-layers" not in text:
+    if not any(part in text for part in ("-size", "-layers", "_size", "_layers")):
         return False
+    if '"model_type"' in text:
+        return False  # a config.json says so itself, and need not be read twice
     from actcalc.io.megatron import is_arguments
     from actcalc.io.yamlfile import read_mapping
 
@@ -241,6 +246,7 @@ def _merged(base: Source, **parts: Any) -> Source:
         device=parts.get("device") or base.device,
         policies=parts.get("policies") or base.policies,
         warnings=base.warnings,
+        devices=None if "dp" in parts.get("layout", {}) else base.devices,
     )
 
 
@@ -341,14 +347,18 @@ def resolve(
     if layers is not None and layers != spec.layers:
         cut = spec.without_patterns(layers) if isinstance(layers, int) else {"layers": layers}
         spec = build(Model, {**spec.model_dump(), **cut}, "model", vetted=vetted)
-    grid = _apply(origin.layout, {**(layout or {}), **extra["layout"]}, "layout")
-    plan, raised = _room_for_experts(build(Layout, grid, "layout", vetted=vetted), "dp" in grid)
+    given = {**(layout or {}), **extra["layout"]}
+    grid = _apply(origin.layout, given, "layout")
+    plan, refilled = _same_devices(build(Layout, grid, "layout", vetted=vetted), origin, given)
+    plan, raised = _room_for_experts(plan, "dp" in grid)
     step = _apply(origin.workload, {**(workload or {}), **extra["workload"]}, "workload")
     work = build(Workload, step, "workload", vetted=vetted)
     trained = _apply(origin.training, {**(training or {}), **extra["training"]}, "training")
     check(spec, plan, work)
     profile = load_framework(framework or origin.framework or default_framework(origin, plan))
     _check_profile(profile, plan, work)
+    tuned = build(Training, trained, "training", vetted=vetted) if trained else Training()
+    check_sharding(plan, tuned, replicas_known="dp" in grid)
     name = device or origin.device
     return Run(
         model=spec,
@@ -357,13 +367,13 @@ def resolve(
         framework=profile,
         device=load_device(name) if name else None,
         policies=tuple(policies) or origin.policies,
-        warnings=(*origin.warnings, *raised),
-        training=build(Training, trained, "training", vetted=vetted) if trained else Training(),
+        warnings=(*origin.warnings, *refilled, *raised, *_idle_dropout(spec, work, step)),
+        training=tuned,
     )
 
 
 def _check_profile(profile: Framework, layout: Layout, workload: Workload) -> None:
-    """Refuse degrees that the profile's layers do not know."""
+    """Refuse degrees and number formats that the profile's layers do not know."""
     if profile.kernels.get("layer") != "hub":
         if workload.precision.startswith("amp"):
             raise SpecError(
@@ -372,6 +382,11 @@ def _check_profile(profile: Framework, layout: Layout, workload: Workload) -> No
                 "use --precision bf16, or --framework transformers",
             )
         return
+    if workload.fp8_products:
+        raise SpecError(
+            f"the {profile.name} profile has no fp8 recipe",
+            "use --framework megatron, or --precision bf16",
+        )
     split = [n for n in ("tp", "pp", "cp", "ep") if getattr(layout, n) > 1]
     if split:
         degrees = ", ".join(f"{name} {getattr(layout, name)}" for name in split)
@@ -379,6 +394,44 @@ def _check_profile(profile: Framework, layout: Layout, workload: Workload) -> No
             f"the {profile.name} profile knows one GPU and data parallelism, not {degrees}",
             f"use --framework megatron, or drop --{split[0]}",
         )
+
+
+def _same_devices(
+    layout: Layout, origin: Source, given: Mapping[str, Any]
+) -> tuple[Layout, tuple[str, ...]]:
+    """The layout with as many replicas as the source's number of devices allows.
+
+    Where the source says how many devices there are, other tp, pp or cp mean other replicas,
+    unless dp is given too.
+    """
+    inside = layout.tp * layout.pp * layout.cp
+    if origin.devices is None or "dp" in given or layout.devices == origin.devices:
+        return layout, ()
+    what = f"tp {layout.tp} x pp {layout.pp} x cp {layout.cp} = {inside}"
+    if origin.devices % inside:
+        raise SpecError(
+            f"{what} does not divide the {origin.devices} devices of {origin.name}",
+            "choose degrees that do, or give --dp",
+        )
+    replicas = origin.devices // inside
+    note = f"dp is taken as {replicas}: the {origin.devices} devices of {origin.name} over {what}."
+    return layout.model_copy(update={"dp": replicas}), (note,)
+
+
+def _idle_dropout(model: Model, workload: Workload, given: Mapping[str, Any]) -> tuple[str, ...]:
+    """A note where dropout is asked for and the model has none."""
+    rates = (
+        model.hidden_dropout,
+        model.attention_dropout,
+        model.embedding_dropout,
+        model.activation_dropout,
+    )
+    if given.get("dropout") is not True or any(rates):
+        return ()
+    return (
+        f"--dropout changes nothing: every dropout rate of {model.name} is 0 (--set "
+        "hidden_dropout=0.1 gives it one).",
+    )
 
 
 def _room_for_experts(layout: Layout, given: bool) -> tuple[Layout, tuple[str, ...]]:

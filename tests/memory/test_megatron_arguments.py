@@ -162,11 +162,44 @@ def test_what_cannot_be_meant_is_refused_with_a_way_out(options: dict[str, Any])
     assert caught.value.hint
 
 
+def test_options_that_are_not_read_are_named_once() -> None:
+    odd = {"num-layer": 3, "frobnicate": True, "lr": 1e-4, "train-iters": 5, "log-interval": 1}
+    told = [text for text in read_arguments({**BASE, **odd}).warnings if "not read" in text]
+    assert told == [
+        "Options not read, taken to change neither memory nor FLOPs: frobnicate, num-layer (is it "
+        "num-layers?)."
+    ]
+    assert not any("not read" in text for text in read_arguments(BASE).warnings)
+    many = read_arguments({**BASE, **{f"unknown-{index}": 1 for index in range(100)}})
+    assert "and 76 more." in many.warnings[-1]
+
+
+def test_a_missing_vocabulary_is_said_to_be_assumed() -> None:
+    found = read_arguments({**BASE, "vocab-size": None})
+    assert found.model["vocab"] == 50257
+    assert any("50257 entries are taken" in text for text in found.warnings)
+
+
+def test_overlap_of_tensor_parallel_messages_reaches_the_kernel_options() -> None:
+    plain = read_arguments(BASE).workload["kernels"]
+    assert plain["async_tensor_model_parallel_allreduce"]
+    assert not plain["tp_comm_overlap"]
+    options = {"no-async-tensor-model-parallel-allreduce": True, "tp-comm-overlap": True}
+    kernels = read_arguments({**BASE, **options}).workload["kernels"]
+    assert not kernels["async_tensor_model_parallel_allreduce"]
+    assert kernels["tp_comm_overlap"]
+    # user buffers are Transformer Engine's
+    local = read_arguments({**BASE, **options, "transformer-impl": "local"})
+    assert not local.workload["kernels"]["tp_comm_overlap"]
+
+
 def test_dashes_and_underscores_read_the_same() -> None:
     spelled = {f"--{key.replace('-', '_')}": value for key, value in BASE.items()}
     assert read_arguments(spelled) == read_arguments(BASE)
     assert is_arguments(BASE)
     assert not is_arguments({"hidden_size": 768, "model_type": "gpt2"})
+    assert is_arguments({key.replace("-", "_"): value for key, value in BASE.items()})
+    assert not is_arguments({"hidden_size": 768, "num_layers": 12, "num_heads": 12})
 
 
 @given(

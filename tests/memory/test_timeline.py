@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from actcalc.memory.placement import plain_moments
 from actcalc.memory.report import Evaluation, MemoryReport, memory_run
 from actcalc.memory.schedule import moments
+from actcalc.memory.timeline import first_gradients
 from actcalc.specs.run import load_run
 
 
@@ -126,7 +127,6 @@ def test_parts_add_up_to_the_total(name: str, pp: int, dp: int, policy: str) -> 
         parts = (
             stage.weights_bytes + stage.gradients_bytes + stage.optimizer_bytes
             + stage.activations_bytes + stage.transient_bytes + stage.buffers_bytes
-            - stage.gradients_absent_bytes
         )  # fmt: skip
         assert parts == stage.peak_bytes
         assert stage.peak_bytes >= stage.static_bytes
@@ -175,9 +175,123 @@ def test_parts_add_up_whatever_is_trained_and_how(
     parts = (
         stage.weights_bytes + stage.gradients_bytes + stage.optimizer_bytes
         + stage.activations_bytes + stage.transient_bytes + stage.buffers_bytes
-        - stage.gradients_absent_bytes
     )  # fmt: skip
     assert parts == stage.peak_bytes
     assert stage.peak_bytes >= (stage.weights_bytes + stage.gradients_bytes + stage.optimizer_bytes)
     assert min(stage.activations_bytes, stage.transient_bytes) >= 0
     assert stage.peak_at
+
+
+LEAVES = (
+    "weights_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "transient_bytes",
+    "buffers_bytes", "overhead_bytes",
+)  # fmt: skip
+
+
+@given(
+    st.sampled_from(["gemma-2-2b", "gpt2", "llama-3-8b", "t5-base", "mixtral-8x7b", "bert-base"]),
+    st.booleans(),
+    st.sampled_from([0, 1, 2, 3]),
+    st.sampled_from(["none", "full", "every:2"]),
+    st.sampled_from(["auto", "mixed", "pure"]),
+    st.sampled_from(["adamw", "adafactor", "muon", "sgd"]),
+    st.sampled_from([None, "h100-80gb"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_leaves_sum_to_the_total_and_gradients_are_never_negative(
+    name: str, tied: bool, zero: int, policy: str, recipe: str, optimizer: str, device: str | None
+) -> None:
+    """A tied table has one gradient, which the head's backward makes."""
+    if name == "bert-base":
+        tied = True  # its head shares the table
+    result = report(
+        name,
+        model={"tied": tied},
+        layout={"dp": 8, "zero": zero},
+        policies=(policy,),
+        training={"recipe": recipe, "optimizer": optimizer},
+        framework="transformers",
+        device=device,
+    )
+    for stage in result.document()["stages"]:
+        assert sum(stage[leaf] for leaf in LEAVES) == stage["total_bytes"]
+        assert 0 <= stage["gradients_absent_bytes"] <= stage["gradients_full_bytes"]
+        lacking = stage["gradients_full_bytes"] - stage["gradients_bytes"]
+        assert lacking == stage["gradients_absent_bytes"]
+        assert stage["peak_bytes"] == stage["total_bytes"] - stage["overhead_bytes"]
+        assert min(stage[leaf] for leaf in LEAVES) >= 0
+
+
+@given(
+    st.sampled_from(["1f1b", "gpipe", "zb-h1", "zb-v", "dualpipe-v"]),
+    st.sampled_from(["mixed", "megatron", "pure"]),
+    st.sampled_from([1, 4, 8]),
+    st.booleans(),
+)
+@settings(max_examples=30, deadline=None)
+def test_leaves_sum_to_the_total_on_every_stage_of_every_schedule(
+    schedule: str, recipe: str, batch: int, tied: bool
+) -> None:
+    if schedule == "dualpipe-v":
+        batch = 8
+    layout = {"pp": 4, "schedule": schedule}
+    result = report(
+        "llama-3-8b", model={"tied": tied}, layout=layout, training={"recipe": recipe},
+        workload={"global_batch": batch, "seq": 1024}, device="h100-80gb",
+    )  # fmt: skip
+    for stage in result.document()["stages"]:
+        assert sum(stage[leaf] for leaf in LEAVES) == stage["total_bytes"]
+        assert min(stage[leaf] for leaf in LEAVES) >= 0
+
+
+@pytest.mark.parametrize("name", ["gemma-2-2b", "t5-base", "gpt2", "llama-3-8b"])
+def test_first_gradients_are_those_of_all_parameters_once(name: str) -> None:
+    work = Evaluation(load_run(name, framework="transformers"))
+    (chunk,) = work.places[0]
+    parts = work.parts(chunk)
+    made = sum(
+        each * part.count + last
+        for part, (each, last) in zip(parts, first_gradients(parts), strict=True)
+    )
+    assert made == work.parameters(0).total
+
+
+def test_the_head_s_backward_makes_a_tied_table_s_gradient() -> None:
+    """Gemma 2 2B: in backward of the loss no gradient exists yet, and none is owed twice."""
+    run = {"policies": ("full",), "workload": {"seq": 2304}, "device": "rtx-4090"}
+    stage = report("gemma-2-2b", **run).stages[0]
+    assert "head and loss" in stage.peak_at
+    assert stage.gradients_bytes == 0
+    assert stage.gradients_absent_bytes == stage.gradients_full_bytes == 2 * stage.parameters
+    assert stage.fits is False
+
+
+def test_only_gradients_that_keep_their_buffers_stay_between_steps() -> None:
+    dropped = report("llama-3-8b").stages[0]
+    resident = sum(b.bytes for b in dropped.buffers if b.resident and b.allocated)
+    assert dropped.static_bytes == dropped.weights_bytes + dropped.optimizer_bytes + resident
+    kept = report("llama-3-8b", layout={"tp": 2}).stages[0]
+    resident = sum(b.bytes for b in kept.buffers if b.resident and b.allocated)
+    states = kept.weights_bytes + kept.gradients_full_bytes + kept.optimizer_bytes
+    assert kept.static_bytes == states + resident
+
+
+def test_a_note_says_which_gradients_the_total_is_without() -> None:
+    none = report("llama-3-8b")
+    assert none.stages[0].gradients_bytes == 0
+    assert any("no gradient is made yet" in note for note in none.notes)
+    part = report("llama-3-8b", policies=("full",), workload={"seq": 2048})
+    assert 0 < part.stages[0].gradients_bytes < part.stages[0].gradients_full_bytes
+    assert any("part of the gradients is not made yet" in note for note in part.notes)
+    assert not any("no gradient is made" in note for note in part.notes)
+    kept = report("llama-3-8b", workload={"global_batch": 4})
+    assert not any("not made yet" in note or "no gradient" in note for note in kept.notes)
+
+
+def test_no_activation_is_left_in_the_optimizer_step() -> None:
+    run = {"policies": ("full",), "workload": {"seq": 128}, "training": {"recipe": "mixed"}}
+    stage = report("llama-3-8b", **run).stages[0]
+    assert stage.peak_at == "in the optimizer step"
+    assert stage.activations_bytes == 0 < stage.layers_activations_bytes
+    assert stage.transient_bytes == 4 * stage.parameters
+    assert stage.gradients_bytes == stage.gradients_full_bytes
