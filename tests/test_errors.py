@@ -150,4 +150,4 @@ def test_a_beginning_is_completed(cli):
     ],
 )
 def test_an_option_without_effect_is_refused(args, cli):
-    check_refusal(cli(*args), [f"{args[0]} does not depend on {args[2]}"])
+    check_refusal(cli(*args), [args[0], f" does not depend on {args[2]}"])

@@ -479,7 +479,7 @@ def test_saved_layer_is_planned(cli, block, tmp_path):
     (stage,) = data["stages"]
     assert sum(layer["count"] for layer in stage["layers"]) == 4
     assert any("up.addmm" in layer["recompute"] for layer in stage["layers"])
-    assert cli("plan", path, "--memory", 10).code == 1
+    assert cli("plan", path, "--memory", "10B").code == 1
     pasted = cli("plan", path, "--layers", 4, "--memory", middle, "--emit", "torch")
     assert pasted.code == 0
     compile(pasted.out, "pasted", "exec")

@@ -38,6 +38,54 @@ def test_formats_agree(cli):
         assert f"| {policy['policy']} |" in table
 
 
+def test_csv_of_a_comparison_is_one_table(cli):
+    """With a device there are more columns of the same policies, not more tables."""
+    plain = cli(*MAIN, "--format", "csv").out
+    timed = cli(*MAIN, "--device", "a100-80gb", "--format", "csv").out
+    assert "\n\n" not in timed
+    assert timed.splitlines()[0].startswith(plain.splitlines()[0] + ",")
+    document = cli(*MAIN, "--device", "a100-80gb", "--json").json
+    rows = list(csv.DictReader(io.StringIO(timed)))
+    for row, policy in zip(rows, document["policies"], strict=True):
+        assert row["policy"] == policy["policy"]
+        assert int(row["stored_bytes"]) == policy["stored_bytes"]
+        assert float(row["step_seconds"]) == policy["step_seconds"]
+        assert int(row["largest_micro_batch"]) == policy["largest_micro_batch"]
+
+
+def test_lines_are_an_answer_too():
+    from actcalc.render.sheet import Column, Row, Sheet
+    from actcalc.render.text import csv as as_csv
+    from actcalc.render.text import markdown
+
+    bare = Sheet(title="no table", columns=(), rows=(), above=("nothing fits, really",))
+    assert as_csv([bare]) == 'line\nno table\n"nothing fits, really"\n'
+    hidden = Column("b", "b", shown=False)
+    table = Sheet(title="", columns=(Column("a", "a"), hidden), rows=(Row((1, 2)),))
+    assert as_csv([bare, table]) == "a,b\n1,2\n"
+    assert markdown([table]) == "| a |\n| ---: |\n| 1 |\n"
+    alone = Sheet(title="", columns=(hidden,), rows=(), records=((3,),))
+    assert as_csv([alone]) == "b\n3\n"
+    assert markdown([alone, table]) == markdown([table])
+
+
+def test_adapters_change_a_comparison(cli):
+    """Frozen matrices keep no input, adapters keep theirs: what memory says of all layers."""
+    base = ("llama-3-8b", "--set", "lora_rank=16", "--set", "lora_targets=attention")
+    compared = cli("compare", *base, "--json").json
+    assert compared["training"]["lora_rank"] == 16
+    for policy in ("none", "full"):
+        memory = cli("memory", *base, "--policy", policy, "--json").json
+        stored = {p["policy"]: p["stored_bytes"] for p in compared["policies"]}
+        assert stored[policy] == memory["stages"][0]["layers_activations_bytes"]
+    plain = cli("compare", "llama-3-8b", "--json").json
+    assert compared["policies"][0]["stored_bytes"] < plain["policies"][0]["stored_bytes"]
+    for more in ([], ["bert-base"], ["--framework", "transformers,paper"]):
+        shown = " ".join(cli("compare", *base, *more).out.split())
+        assert "LoRA r 16 on attention" in shown
+    assert "LoRA" not in cli("compare", "llama-3-8b").out
+
+
 @pytest.mark.parametrize("ending", ["json", "csv", "md", "txt", "svg", "html"])
 def test_file_is_whole(cli, tmp_path, ending):
     path = tmp_path / f"answer.{ending}"

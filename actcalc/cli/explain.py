@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -15,11 +16,24 @@ from actcalc.cli.options import (
 )
 from actcalc.cli.output import chosen_format, emit
 from actcalc.errors import SpecError
-from actcalc.planner.explain import explain_term, is_overhead
+from actcalc.planner.explain import OVERHEAD, explain_term, term_of
+from actcalc.planner.explain_memory import EXAMPLES, HEEDS
 from actcalc.render.explain import explain_sheets
 from actcalc.specs.run import source
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+_IDLE = (
+    "device",
+    "policy",
+    "recompute_method",
+    "recompute_num_layers",
+    "schedule",
+    "zero",
+    "global_batch",
+    "layers_per_stage",
+    "vpp",
+)
+_GRID = ("tp", "sp", "pp", "vpp", "cp", "ep", "schedule")
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -28,25 +42,25 @@ def explain(
     options: RunOptions,
     timing: TimeOptions,
     output: OutputOptions,
-    term: Annotated[str, typer.Argument(metavar="TERM", help="34, c*, selective, overhead, ...")],
+    term: Annotated[str, typer.Argument(metavar="TERM", help="34, 18, zero, peak, plan, ...")],
     model: Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help="Whose numbers; GPT-3 if none is named.")
     ] = None,
 ) -> int:
     """How a number is derived, in a few lines, with its source."""
     chosen_format(output)
-    if is_overhead(term):
+    key = term_of(term)
+    if key == OVERHEAD:
         return _overhead(options, timing, output, term, model)
-    idle = ("device", "policy", "recompute_method", "recompute_num_layers", "schedule", "zero")
-    refuse_idle(options, "explain", (*idle, "global_batch", "layers_per_stage", "vpp"))
+    heeded = HEEDS.get(key, ())
+    refuse_idle(options, f"explain {key}", [name for name in _IDLE if name not in heeded])
     if timing.efficiency:
         raise SpecError(f"explain {term} is of no time", "drop --efficiency")
-    origin = source(model or "gpt3-175b")
-    if model is None and options.tp is None and options.sp is None:
-        from dataclasses import replace
-
-        options = replace(options, tp=8, sp=True)
-    result = explain_term(term, options.run(origin))
+    name, layout = EXAMPLES.get(key, ("gpt3-175b", {"tp": 8, "sp": True}))
+    free = all(getattr(options, field) is None for field in _GRID)
+    if model is None and free:
+        options = replace(options, **layout)
+    result = explain_term(term, options.run(source(model or name)))
     emit(lambda: explain_sheets(result), result.document, output)
     return 0
 
@@ -59,8 +73,6 @@ def _overhead(
     model: str | None,
 ) -> int:
     """The one term that needs a device; without any, the paper's own case."""
-    from dataclasses import replace
-
     assumed = []
     if model is None:
         assumed.append("No model named: the layer of the paper's table 4.")

@@ -78,4 +78,4 @@ def mfu(
     )
     result = replace(result, calibration=fit)
     emit(lambda: mfu_sheets(result), result.document, output)
-    return 0
+    return 0 if result.possible else 1

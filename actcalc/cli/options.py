@@ -167,12 +167,16 @@ class RunOptions:
                 f"--recompute-method {method} needs to know how many layers",
                 "add --recompute-num-layers N",
             )
-        return (*named, f"{method or 'uniform'}:{count}")
+        chosen = f"{method or 'uniform'}:{count}"
+        # Megatron's triple: --recompute-granularity full says that, method and number say how
+        if "full" in named:
+            return tuple(dict.fromkeys(chosen if name == "full" else name for name in named))
+        return tuple(dict.fromkeys((*named, chosen)))
 
-    def runs(self, model: str) -> tuple[Run, ...]:
+    def runs(self, model: str, training: dict[str, Any] | None = None) -> tuple[Run, ...]:
         """One run per framework profile asked for."""
         origin = source(model)
-        return tuple(self.run(origin, name) for name in self.frameworks())
+        return tuple(self.run(origin, name, training) for name in self.frameworks())
 
 
 def refuse_given(options: RunOptions, what: str, *, keep: Sequence[str]) -> None:
@@ -196,7 +200,7 @@ def refuse_idle(options: RunOptions, command: str, names: Sequence[str]) -> None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MemoryOptions:
+class TrainingOptions:
     """How weights are trained; None means: as the run file or the framework says."""
 
     optimizer: Annotated[
@@ -219,10 +223,6 @@ class MemoryOptions:
         int | None,
         _option("--shards", help="Ranks ZeRO shards over (hybrid sharding).", panel=_TRAINING),
     ] = None
-    offload: Annotated[
-        str | None,
-        _option("--offload", help="To the host: optimizer, weights, activations.", panel=_TRAINING),
-    ] = None
     loss: Annotated[
         str | None,
         _option("--loss", help="Cross-entropy: full, chunked or fused.", panel=_TRAINING),
@@ -241,10 +241,55 @@ class MemoryOptions:
             optimizer=self.optimizer,
             recipe=self.recipe,
             shards=self.shards,
-            offload=self.offload,
             loss=self.loss,
             lora_rank=self.lora_rank,
             lora_targets=self.lora_targets,
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MemoryOptions(TrainingOptions):
+    """The same, and what is kept in host memory."""
+
+    offload: Annotated[
+        list[str] | None,
+        _option("--offload", help="To the host: optimizer, weights, activations.", panel=_TRAINING),
+    ] = None
+
+    def training(self) -> dict[str, Any]:
+        """The fields of ``specs.Training`` that were given."""
+        return {**super().training(), **_given(offload=_one_offload(self.offload))}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PlanTrainingOptions(TrainingOptions):
+    """The same for a command whose --offload moves activations: states have a name of their own."""
+
+    offload_states: Annotated[
+        str | None,
+        _option(
+            "--offload-states",
+            help="States kept in host memory: optimizer, or weights and optimizer.",
+            panel=_TRAINING,
+        ),
+    ] = None
+
+    def training(self) -> dict[str, Any]:
+        """The fields of ``specs.Training`` that were given."""
+        states = self.offload_states
+        if states not in (None, "optimizer", "weights", "none"):
+            raise SpecError(
+                f"--offload-states {states!r} names no states",
+                "use optimizer, or weights (both); --offload moves activations",
+            )
+        return {**super().training(), **_given(offload=states)}
+
+    def given(self) -> tuple[str, ...]:
+        """The flags that were given."""
+        return tuple(
+            "--" + field.name.replace("_", "-")
+            for field in fields(self)
+            if getattr(self, field.name) is not None
         )
 
 
@@ -278,6 +323,19 @@ class TimeOptions:
 
 def _given(**values: Any) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
+
+
+def _one_offload(wanted: list[str] | None) -> str | None:
+    """What is kept on the host; ``SpecError`` for several things, of which one would be lost."""
+    names = set(wanted or ())
+    if names == {"optimizer", "weights"}:
+        return "weights"  # their optimizer states go with them
+    if len(names) > 1:
+        raise SpecError(
+            f"--offload {' and '.join(sorted(names))}: one of them at a time is modelled",
+            "name one; weights takes the optimizer's states along",
+        )
+    return next(iter(names), None)
 
 
 def split_policies(texts: list[str] | None) -> tuple[str, ...]:
@@ -332,6 +390,7 @@ def with_options(*bundles: type[Any]) -> Callable[[Callable[..., int]], Callable
         RunOptions: "options",
         OutputOptions: "output",
         MemoryOptions: "memory",
+        PlanTrainingOptions: "trained",
         TimeOptions: "timing",
     }
 
@@ -357,7 +416,7 @@ def with_options(*bundles: type[Any]) -> Callable[[Callable[..., int]], Callable
                 _key(field.name),
                 inspect.Parameter.KEYWORD_ONLY,
                 default=field.default,
-                annotation=inspect.get_annotations(bundle, eval_str=True)[field.name],
+                annotation=_annotations(bundle)[field.name],
             )
             for bundle in bundles
             for field in fields(bundle)
@@ -370,6 +429,14 @@ def with_options(*bundles: type[Any]) -> Callable[[Callable[..., int]], Callable
         return wrapper
 
     return decorate
+
+
+def _annotations(bundle: type[Any]) -> dict[str, Any]:
+    """The evaluated annotations of a bundle's fields, inherited ones among them."""
+    found: dict[str, Any] = {}
+    for base in reversed(bundle.__mro__[:-1]):
+        found.update(inspect.get_annotations(base, eval_str=True))
+    return found
 
 
 def _key(name: str) -> str:

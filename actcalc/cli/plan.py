@@ -8,7 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from actcalc.cli.options import OutputOptions, RunOptions, refuse_given, with_options
+from actcalc.cli.options import (
+    OutputOptions,
+    PlanTrainingOptions,
+    RunOptions,
+    refuse_given,
+    with_options,
+)
 from actcalc.cli.output import check_units, chosen_format, emit, write_whole
 from actcalc.errors import SpecError
 from actcalc.specs.run import measured_layer
@@ -18,10 +24,12 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 MODELS = ("stored", "stored+working", "timeline")
 SEMANTICS = ("minimal", "module")
 METHODS = ("optimal", "sqrt", "greedy")
+_PROBLEM_MARKS = {"layer_types", "stack", "budget_bytes", "peak_model"}
+"""Keys of a planning problem, of which any one tells it from a model's description."""
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
-@with_options(RunOptions, OutputOptions)
+@with_options(RunOptions, PlanTrainingOptions, OutputOptions)
 def plan(
     model: Annotated[
         str,
@@ -31,6 +39,7 @@ def plan(
         ),
     ],
     options: RunOptions,
+    trained: PlanTrainingOptions,
     output: OutputOptions,
     memory: Annotated[
         str | None,
@@ -60,7 +69,11 @@ def plan(
     ] = False,
     offload: Annotated[
         bool,
-        typer.Option("--offload", help="Kept tensors may also go to host memory (needs --device)."),
+        typer.Option(
+            "--offload",
+            help="Kept tensors may also go to host memory (needs --device); for weights and "
+            "optimizer states see --offload-states.",
+        ),
     ] = False,
     emit_for: Annotated[
         str | None,
@@ -74,7 +87,7 @@ def plan(
     Chooses for every layer which ops to re-run and which tensors to keep, per pipeline stage.
     """
     check_units(output.units)
-    chosen_format(output)
+    pasted = _pasted(emit_for, frontier, output)
     one_of("--memory-model", memory_model, MODELS)
     one_of("--semantics", semantics, SEMANTICS)
     one_of("--method", method, METHODS)
@@ -90,14 +103,13 @@ def plan(
             "--same-on-all-stages": same_on_all_stages,
             "--offload": offload,
             "--emit": emit_for,
+            **dict.fromkeys(trained.given(), True),
         }
         return _plan_problem(model, data, method, given, options, output)
-    from actcalc.planner.emit import check_target
     from actcalc.planner.plan import RunPlan, plan_command
+    from actcalc.planner.relief import PlanStates, relieved, states_of
     from actcalc.render.plan import plan_sheets
 
-    if emit_for is not None:
-        check_target(emit_for)
     if points is not None and not frontier:
         raise SpecError(f"--points {points} without --frontier", "add --frontier")
     asked: dict[str, Any] = {
@@ -109,28 +121,82 @@ def plan(
     }
     layer = measured_layer(model)
     result: RunPlan
+    states: PlanStates | None = None
     if layer is not None:
         from actcalc.planner.measured_plan import plan_layer_command
 
-        refuse_for_layer(options, same_on_all_stages, offload)
+        refuse_for_layer(options, trained, same_on_all_stages, offload)
         result = plan_layer_command(layer, memory, layers=options.layers, **asked)
     else:
+        if activations_only:
+            refuse_idle_training(trained)
+        runs = options.runs(model, trained.training())
         result = plan_command(
-            options.runs(model),
+            runs,
             memory,
             activations_only=activations_only,
             same_on_all_stages=same_on_all_stages,
             offload=offload,
             **asked,
         )
-    if result.emitted is not None and chosen_format(output) == "table":
+        result = relieved(runs[0], result)
+        if not activations_only and not pasted:
+            states = states_of(runs[0])
+    if result.emitted is not None and pasted:
         _paste(result.emitted.text, output)
         return 0 if result.emitted.feasible else 1
-    emit(lambda: plan_sheets(result, output.units), result.document, output)
+    emit(lambda: plan_sheets(result, output.units, states), result.document, output)
     return 0 if result.feasible else 1
 
 
-def refuse_for_layer(options: RunOptions, same_on_all_stages: bool, offload: bool) -> None:
+def _pasted(target: str | None, frontier: bool, output: OutputOptions) -> bool:
+    """Whether the answer is text to paste; ``SpecError`` for a format that text cannot have.
+
+    Without --json or --format a file takes the text whatever its ending, unless that is .json and
+    the text is none: then it takes the whole result.
+    """
+    if target is None:
+        chosen_format(output)
+        return False
+    from actcalc.planner.emit import check_target
+
+    check_target(target)
+    if output.format is None and not output.json and output.output is not None:
+        ending = Path(output.output).suffix.lower()
+        form = "json" if ending == ".json" else "table"
+    else:
+        form = chosen_format(output)
+    if form not in ("table", "json"):
+        raise SpecError(
+            f"--emit {target} is text to paste, --format {form} a table",
+            "drop one of them, or take --json, which has both",
+        )
+    if form == "table" and frontier:
+        raise SpecError(
+            f"--emit {target} prints text to paste, --frontier a table",
+            "drop one of them, or add --json, which has both",
+        )
+    return form == "table"
+
+
+def refuse_idle_training(trained: PlanTrainingOptions) -> None:
+    """Refuse what changes only the rest of the GPU where activations alone are planned.
+
+    Adapters change what the layers keep, too.
+    """
+    for flag in trained.given():
+        if flag.startswith("--lora"):
+            continue
+        raise SpecError(
+            f"{flag} changes what a GPU holds beside its layers' activations, which "
+            "--activations-only leaves out",
+            f"drop {flag}, or drop --activations-only",
+        )
+
+
+def refuse_for_layer(
+    options: RunOptions, trained: PlanTrainingOptions, same_on_all_stages: bool, offload: bool
+) -> None:
     """Refuse what a measured layer cannot heed: it has sizes of its own, no times, one stage."""
     if options.device is not None:
         raise SpecError(
@@ -142,6 +208,10 @@ def refuse_for_layer(options: RunOptions, same_on_all_stages: bool, offload: boo
     if same_on_all_stages:
         raise SpecError(
             "--same-on-all-stages: measured layers are one stage", "drop --same-on-all-stages"
+        )
+    for flag in trained.given():
+        raise SpecError(
+            f"{flag}: of a measured layer only activations are known, no states", f"drop {flag}"
         )
     refuse_given(options, "a measured layer", keep=("layers",))
 
@@ -171,7 +241,7 @@ def _problem(model: str) -> Mapping[str, Any] | None:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    if isinstance(data, dict) and "layer_types" in data:
+    if isinstance(data, dict) and _PROBLEM_MARKS & data.keys() and "model_type" not in data:
         return data
     if isinstance(data, dict) and "instances" in data:
         raise SpecError(

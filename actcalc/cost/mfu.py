@@ -125,6 +125,9 @@ class Utilisation(Result):
     """Hardware FLOPs over the same."""
     hfu_by_ops_ratio: float
     """Hardware FLOPs counted op by op over the same."""
+    possible: bool
+    """Whether the devices can do it: what must really be computed (with flash attention only the
+    scores below a causal diagonal) is within their peak."""
     peak_flops_per_second: float
     """Peak of one device in the run's number format, dense."""
     model_flops_per_second_per_gpu: float
@@ -173,7 +176,8 @@ def utilisation(
     """MFU and HFU of one step of ``run`` on ``gpus`` devices.
 
     The step time is given, follows from ``mfu``, or is predicted. Raises ``SpecError`` without a
-    device, for numbers that are not above 0, or when both a time and an MFU are given.
+    device, for numbers that are not above 0, when both a time and an MFU are given, or for devices
+    that do not divide into whole replicas of tp·pp·cp.
     """
     device = run.device
     if device is None:
@@ -195,6 +199,13 @@ def utilisation(
         raise SpecError("--price-per-gpu-hour prices a training run", "add --tokens")
     layout = run.layout
     count = gpus or layout.devices
+    replica = layout.tp * layout.pp * layout.cp
+    if count % replica:
+        raise SpecError(
+            f"{count} GPUs hold no whole number of replicas: tp {layout.tp} x pp {layout.pp} x "
+            f"cp {layout.cp} = {replica} GPUs each",
+            f"use --gpus {-(-count // replica) * replica}, or lower --tp, --pp or --cp",
+        )
     batch = run.workload.global_batch or run.workload.micro_batch * layout.dp
     graph = model_graph(run.model, layout, run.workload, run.framework)
     policy = policy_of(run, graph)
@@ -219,6 +230,7 @@ def utilisation(
     done = _scaled(hardware.flops, batch, run)
     by_ops = _scaled(hardware.op_flops, batch, run)
     step_tokens = batch * run.workload.seq
+    least = _scaled(hardware_flops(graph, policy, _computed(run)).op_flops, batch, run) / available
     return Utilisation(
         model=run.model.model_dump(),
         layout=layout.model_dump(),
@@ -238,6 +250,7 @@ def utilisation(
         mfu_ratio=useful / available,
         hfu_ratio=done / available,
         hfu_by_ops_ratio=by_ops / available,
+        possible=least <= 1,
         peak_flops_per_second=peak,
         model_flops_per_second_per_gpu=useful / (step_seconds * count),
         hardware_flops_per_second_per_gpu=done / (step_seconds * count),
@@ -250,12 +263,32 @@ def utilisation(
         notes=_notes(
             run,
             prediction,
-            useful / available,
+            _impossible(useful / available, least),
             hardware.convention,
             by_ops / available,
             efficiency,
         ),
     )
+
+
+def _computed(run: Run) -> Counting:
+    """The scores that the attention kernels compute: flash attention skips those masked out."""
+    return "full" if run.workload.attention == "eager" else "causal"
+
+
+def _impossible(mfu: float, least: float) -> str:
+    """What to say of a utilisation above 1; empty for one that can be."""
+    if least > 1:
+        return (
+            f"Impossible: the ops of such a step are {100 * least:.4g} % of what the GPUs can do "
+            "in its time. Check step time, GPUs, batch, policy and device."
+        )
+    if mfu > 1:
+        return (
+            f"An MFU of {100 * mfu:.4g} % counts masked scores that flash attention never computes;"
+            f" what it computes is {100 * least:.4g} % of the peak."
+        )
+    return ""
 
 
 def _counted(
@@ -344,14 +377,12 @@ def _training(
 def _notes(
     run: Run,
     prediction: StepTime | str,
-    ratio: float,
+    impossible: str,
     convention: str,
     by_ops: float,
     efficiency: Mapping[str, float] | None,
 ) -> tuple[str, ...]:
-    notes = list(run.warnings)
-    if ratio > 1:
-        notes.append(f"An MFU of {ratio:.2f} cannot be: check step time, GPUs, batch and device.")
+    notes = [*run.warnings, impossible]
     if convention == "paper":
         notes.append(
             "HFU by the paper's equation, which adds s/6h; the ops that re-run alone make it "

@@ -94,7 +94,8 @@ def _trained(model: ModelGraph, training: Training, parameters: Parameters) -> f
     """Parameters that this rank updates."""
     layout = model.context.layout
     return sum(
-        group.trained / (replicas(layout, training, expert=expert) if layout.zero else 1)
+        group.trained
+        / (replicas(layout, training, expert=expert, states=True) if layout.zero else 1)
         for group, expert in ((parameters.dense, False), (parameters.expert, True))
     )
 
@@ -147,6 +148,7 @@ def _orthogonalise(model: ModelGraph, graph: Graph, training: Training, rates: R
                 + gemm_seconds(Product(m, m, m, batch), rates, core=True)
                 + gemm_seconds(Product(m, n, m, batch), rates, core=True)
             )
-            ranks = replicas(layout, training, expert=weight.expert) if layout.zero else 1
+            expert = weight.expert
+            ranks = replicas(layout, training, expert=expert, states=True) if layout.zero else 1
             seconds += _NEWTON_SCHULZ * once / ranks
     return seconds

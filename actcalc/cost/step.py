@@ -18,7 +18,7 @@ from actcalc.cost.roofline import NOTHING, LayerTime, Roofline, beside
 from actcalc.errors import SpecError
 from actcalc.layers.graph import Collective, Graph
 from actcalc.layers.model import ModelGraph
-from actcalc.memory.placement import microbatches, placement
+from actcalc.memory.placement import Chunks, Ends, ends, microbatches, placement
 from actcalc.memory.states import parameters_of, recipe, replicas, sum_parameters
 from actcalc.policy.rules import Policy, parse_policy
 from actcalc.policy.stage import StagePolicy
@@ -82,7 +82,7 @@ def step_time(
     layout, rates = model.context.layout, roofline.rates
     batches = count or microbatches(layout, model.context.workload)
     chunks = placement(model.context.model.depth, layout)
-    times = _chunk_times(model, policy, roofline, chunks)
+    times = _chunk_times(model, policy, roofline, chunks, ends(layout))
     sends = _send(model, rates)
     pipeline, bubble = _pipeline(model, times, sends, batches)
     training = roofline.training
@@ -113,22 +113,22 @@ def _chunk_times(
     model: ModelGraph,
     policy: Policy,
     roofline: Roofline,
-    chunks: tuple[tuple[range, ...], ...],
+    chunks: tuple[Chunks, ...],
+    held: tuple[tuple[Ends, ...], ...],
 ) -> list[list[LayerTime]]:
     stages = StagePolicy(model, policy)
-    last = max(chunk.stop for stage in chunks for chunk in stage)
     result = []
-    for stage in chunks:
+    for stage, sides in zip(chunks, held, strict=True):
         row = []
-        for chunk in stage:
+        for chunk, (first, last) in zip(stage, sides, strict=True):
             total = NOTHING
             for (graph, chosen), amount in _tally(stages, chunk).items():
                 one = _sharded(roofline, graph, roofline.layer(graph, chosen))
                 total = total + _times(one, amount)
-            if chunk.start == 0 and len(chunk):
+            if first:
                 total = total + roofline.ends(model.embedding)
                 total = total + _unhidden(roofline, stages.graph(0))
-            if chunk.stop == last and len(chunk):
+            if last:
                 total = total + roofline.ends(model.head)
                 if model.mtp:
                     total = total + _times(roofline.ends(model.mtp.graph), model.mtp.count)
@@ -264,16 +264,15 @@ def _pipeline(
     return run.total_seconds, run.bubble_ratio
 
 
-def _stage_graphs(model: ModelGraph, chunks: tuple[tuple[range, ...], ...]) -> list[list[Graph]]:
+def _stage_graphs(model: ModelGraph, chunks: tuple[Chunks, ...]) -> list[list[Graph]]:
     """The graphs on each stage, layers as often as they are there."""
     stages = StagePolicy(model, Policy("none"))
-    last = max(chunk.stop for stage in chunks for chunk in stage)
     result = []
-    for stage in chunks:
+    for stage, held in zip(chunks, ends(model.context.layout), strict=True):
         graphs = [stages.graph(layer) for chunk in stage for layer in chunk]
-        if any(chunk.start == 0 and len(chunk) for chunk in stage):
+        if any(first for first, _ in held):
             graphs.append(model.embedding)
-        if any(chunk.stop == last and len(chunk) for chunk in stage):
+        if any(last for _, last in held):
             graphs += [model.mtp.graph] * model.mtp.count if model.mtp else []
             graphs.append(model.head)
         result.append(graphs)

@@ -15,33 +15,20 @@ from math import gcd
 from typing import Any
 
 from actcalc.errors import SpecError
+from actcalc.io.megatron_options import IDLE, LEFT_OUT, REFUSED, by_option, plain
 
 MARKS = ("num-layers", "hidden-size", "micro-batch-size", "tensor-model-parallel-size",
          "encoder-num-layers", "seq-length")  # fmt: skip
 OWN = {"micro-batch-size", "tensor-model-parallel-size", "encoder-num-layers"}
 """Names that no model's config.json has, whatever joins their words."""
 
-# Options that change neither memory nor FLOPs, by the groups of training/arguments.py: logging,
-# checkpoints, learning rate and regularisation, initialisation, data, validation, fault tolerance.
-_IDLE = re.compile(
-    r"(no-)?(log|tensorboard|wandb|timing|profile|save|load|ckpt|dist-ckpt|async-save|use-dist-ckpt"
-    r"|auto-detect-ckpt|use-persistent-ckpt|non-persistent|finetune|use-checkpoint|exit|rerun|check"
-    r"|verify|error|inprocess|manual-gc|eval|test-mode|valid|lr|min-lr|decoupled|override-opt"
-    r"|train|step-batch|rampup|start-weight|end-weight|weight-decay|clip-grad|loss-scale"
-    r"|initial-loss|hysteresis|adam-(beta1|beta2|eps)|sgd-momentum|muon-(momentum|extra|scale|num)"
-    r"|calculate-per-token|init-method|norm-epsilon|seed|te-rng|data-(path|cache|args)|split|fim|num"
-    r"-(workers|dataset)|dataloader|mock-data|vocab-file|merge-file|tokenizer|tiktoken|hf-|reset"
-    r"|eod-mask|create-attention-mask|rotary-(base|scaling)|mscale|use-mcore|use-tp-pp|disable-gloo"
-    r"|distributed-(backend|timeout)|local-rank|high-priority|nccl|ddp-(average|pad)|enable-exper"
-    r"|apply-query-key|overlap-(grad-reduce|param-gather)|max-position-embeddings|fp16$|bf16$"
-    r"|use-flash-attn|accumulate-allreduce|mtp-loss|moe-router-(bias|topk-scaling)"
-    r"|attention-softmax-in-fp32|persist-layer-norm|rotary-interleaved"
-    r"|use-distributed-optimizer|num-layers$|is-hybrid-model).*"
-)
-
-
 # Entries of vocab.txt of bert-large-cased and bert-large-uncased (Devlin et al. 2018).
 _WORD_PIECES = {"BertWordPieceCase": 28996, "BertWordPieceLowerCase": 30522}
+# Names of element types in the parsed arguments.
+_TORCH_TYPES = {
+    "torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16",
+    "torch.uint8": "fp8",
+}  # fmt: skip
 _MOST_LAYERS = 100_000
 _MOST_TOLD = 24
 _POSITIONS = {"rope": "rotary", "none": "none", "relative": "relative"}
@@ -66,7 +53,7 @@ class _Options:
     """Options by long name, with or without leading dashes, hyphens or underscores."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
-        self.data = {plain(key): value for key, value in data.items()}
+        self.data = by_option(data)
         self.read: set[str] = set()
 
     def _value(self, name: str) -> Any:
@@ -116,11 +103,6 @@ class _Options:
         if isinstance(value, list | tuple):
             return tuple(str(word) for word in value)
         return tuple(str(value).strip("[]").replace(",", " ").split())
-
-
-def plain(key: object) -> str:
-    """An option's long name without leading dashes, hyphens for underscores."""
-    return str(key).lstrip("-").replace("_", "-")
 
 
 def is_arguments(data: Mapping[str, Any]) -> bool:
@@ -173,10 +155,15 @@ def read_arguments(data: Mapping[str, Any], name: str = "run") -> Arguments:
 
 def _unread(o: _Options, warnings: list[str]) -> None:
     """Say which options were not read, once and all together; those that move nothing aside."""
+    for name, what, idle in LEFT_OUT:
+        value = o.data.get(name)
+        if value not in (None, False, *idle):
+            o.read.add(name)
+            warnings.append(f"{name} is not modelled; it {what}.")
     names = [
         name
         for name, value in o.data.items()
-        if name not in o.read and value not in (None, False) and not _IDLE.fullmatch(name)
+        if name not in o.read and value not in (None, False) and not IDLE.fullmatch(name)
     ]
     if not names:
         return
@@ -192,12 +179,8 @@ def _unread(o: _Options, warnings: list[str]) -> None:
 
 
 def _refuse(o: _Options, name: str) -> None:
-    for option, what in (
-        ("experimental-attention-variant", "attention other than that of GPT or DeepSeek-V3"),
-        ("linear-attention-freq", "linear attention"),
-        ("heterogeneous-layers-config-path", "layers that differ by a file"),
-    ):
-        if o.has(option):
+    for option, what in REFUSED:
+        if o.text(option) not in ("", "False"):
             raise SpecError(
                 f"{name}: {option} describes {what}, which the megatron profile does not model",
                 "describe a decoder or encoder of attention layers",
@@ -405,13 +388,22 @@ def _moe(o: _Options, layers: int, ffn: int) -> dict[str, Any]:
         "topk_groups": o.number("moe-router-group-topk", 1),
         # transformer/moe/experts.py: grouped experts have no bias unless they are TE's with bias
         "bias": not o.flag("disable-bias-linear"),
-        "aux_loss": o.real("moe-aux-loss-coeff", 0.0) > 0,
+        "aux_loss": any(_coefficients(o)),
     }
     fields: dict[str, Any] = {"moe": moe}
     pattern = _frequency(o.text("moe-layer-freq", "1"), layers)
     if not all(pattern):
         fields["mlp_pattern"] = tuple("moe" if each else "dense" for each in pattern)
     return fields
+
+
+def _coefficients(o: _Options) -> tuple[float, ...]:
+    """Coefficients of the load-balancing losses: one, or one for each kind of loss."""
+    try:
+        return tuple(float(word) for word in o.words("moe-aux-loss-coeff"))
+    except ValueError:
+        text = o.text("moe-aux-loss-coeff")
+        raise SpecError(f"moe-aux-loss-coeff is {text!r}, not a number", "give a number") from None
 
 
 def _frequency(text: str, layers: int) -> list[int]:
@@ -522,7 +514,7 @@ def _replicas(o: _Options, given: int, warnings: list[str]) -> int:
 
 def _zero(o: _Options) -> int:
     if o.flag("use-torch-fsdp2"):
-        return 3
+        return 2 if o.flag("torch-fsdp2-no-reshard-after-forward") else 3
     if o.flag("use-megatron-fsdp"):
         strategy = o.text("data-parallel-sharding-strategy", "no_shard")
         return {"optim_grads_params": 3, "optim_grads": 2, "optim": 1}.get(strategy, 0)
@@ -581,7 +573,8 @@ def _described(text: str, pp: int, layers: int) -> dict[str, Any]:
     Stages are divided by ``|``; ``x*n`` repeats a character, ``(...)*n`` a group
     (``pipeline_parallel_layer_layout.py``).
     """
-    plain = text.replace(" ", "").replace(",", "")
+    # A shell's escapes of bars and brackets stay where the arguments come from a file.
+    plain = re.sub(r"[\s,\\'\"]", "", text)
     plain = re.sub(r"\(([^()]*)\)\*(\d{1,4})", lambda m: m[1] * int(m[2]), plain)
     plain = re.sub(r"([EtmL|])\*(\d{1,4})", lambda m: m[1] * int(m[2]), plain)
     if not re.fullmatch(r"[EtmL|]*", plain):
@@ -600,7 +593,7 @@ def _described(text: str, pp: int, layers: int) -> dict[str, Any]:
 def _workload(o: _Options, layout: dict[str, Any], framework: str) -> dict[str, Any]:
     precision = "bf16" if o.flag("bf16") else "fp16" if o.flag("fp16") else "fp32"
     # Without bf16 or fp16 weights and activations stay fp32, whatever the products run in.
-    fp8 = o.has("fp8-format") or o.has("fp8")
+    fp8 = o.text("fp8-format") not in ("", "False")
     if fp8 and precision == "bf16":
         precision = "fp8"
     backend = o.text("attention-backend", "auto")
@@ -613,6 +606,8 @@ def _workload(o: _Options, layout: dict[str, Any], framework: str) -> dict[str, 
         "masked_softmax_fusion": not o.flag("no-masked-softmax-fusion"),
         "apply_rope_fusion": not o.flag("no-rope-fusion") and framework == "megatron",
         "cross_entropy_loss_fusion": o.flag("cross-entropy-loss-fusion"),
+        "cross_entropy_fusion_impl": _engine(o),
+        "activation_func_fp8_input_store": o.flag("activation-func-fp8-input-store"),
         "bias_activation_fusion": not (
             o.flag("no-bias-gelu-fusion") or o.flag("no-bias-swiglu-fusion")
         ),
@@ -635,7 +630,7 @@ def _workload(o: _Options, layout: dict[str, Any], framework: str) -> dict[str, 
             kernels["moe_router_dtype"] = "fp32"
         balancing = o.text("moe-router-load-balancing-type", "aux_loss")
         if balancing in ("aux_loss", "seq_aux_loss", "global_aux_loss", "none"):
-            if o.real("moe-aux-loss-coeff", 0.0) == 0:
+            if not any(_coefficients(o)):
                 balancing = "none"
             kernels["moe_router_load_balancing_type"] = balancing
     work: dict[str, Any] = {
@@ -655,15 +650,29 @@ def _workload(o: _Options, layout: dict[str, Any], framework: str) -> dict[str, 
     return work
 
 
+def _engine(o: _Options) -> str:
+    """Which fused cross-entropy runs."""
+    name = o.text("cross-entropy-fusion-impl", "native")
+    if name not in ("native", "te"):
+        raise SpecError(f"cross-entropy-fusion-impl is {name!r}", "use native or te")
+    return name
+
+
 def _framework(o: _Options) -> str:
-    return "megatron-local" if o.text("transformer-impl") == "local" else "megatron"
+    """Megatron's own layers, or Transformer Engine's (pretrain_bert.py reads the former's spec)."""
+    local = o.text("transformer-impl") == "local" or o.words("spec") == ("local",)
+    return "megatron-local" if local else "megatron"
 
 
 def _training(o: _Options) -> dict[str, Any]:
     optimizer = o.text("optimizer", "adam")
-    names = {"adam": "adamw", "sgd": "momentum", "muon": "muon", "dist_muon": "muon"}
+    names = {
+        "adam": "adamw", "sgd": "momentum", "muon": "muon", "dist_muon": "muon", "lion": "lion",
+    }  # fmt: skip
+    if optimizer not in names:
+        raise SpecError(f"optimizer is {optimizer!r}", "use one of " + ", ".join(names))
     training: dict[str, Any] = {
-        "optimizer": names.get(optimizer, "adamw"),
+        "optimizer": names[optimizer],
         "gradient_fusion": not o.flag("no-gradient-accumulation-fusion"),
         "gradients_in_16_bit": (
             not o.flag("bf16")
@@ -676,11 +685,14 @@ def _training(o: _Options) -> dict[str, Any]:
         "fp8_weights": o.flag("fp8-param-gather"),
         "persistent_buffers": o.flag("fsdp-double-buffer"),
     }
-    if names.get(optimizer) == "muon" and _zero(o) == 1:
+    if names[optimizer] == "muon" and _zero(o) == 1:
         older = optimizer == "dist_muon" or o.flag("no-use-layer-wise-param-layout")
         training["whole_weights"] = "dealt" if older else "packed"
         training["overlapped_reduction"] = o.flag("overlap-grad-reduce")
     training["instances"] = max(1, o.number("num-distributed-optimizer-instances", 1))
+    outer = o.text("outer-dp-sharding-strategy", "no_shard")
+    o.text("expert-outer-dp-sharding-strategy")
+    training["instances_share_states"] = outer == "optim" and o.flag("use-megatron-fsdp")
     if o.flag("use-precision-aware-optimizer"):
         sizes = [_itemsize(o, "exp-avg-dtype"), _itemsize(o, "exp-avg-sq-dtype")]
         training["moments_bytes"] = sum(sizes)
@@ -694,6 +706,7 @@ def _itemsize(o: _Options, name: str) -> int:
     """Bytes of an element type that an option names; fp32 by default."""
     sizes = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
     word = o.text(name, "fp32")
+    word = _TORCH_TYPES.get(word, word)
     if word not in sizes:
         raise SpecError(f"{name} is {word!r}", "use one of " + ", ".join(sizes))
     return sizes[word]

@@ -196,7 +196,8 @@ def predict(g: GraphBuilder, ctx: Context, stream: str) -> str:
 
     The fp32 logits become the softmax in place, which is kept. Megatron also keeps a mask of the
     labels outside the rank's part of the vocabulary and the labels shifted into it
-    (tensor_parallel/cross_entropy.py; the fused variant keeps the same).
+    (tensor_parallel/cross_entropy.py; the fused variant keeps the same). Transformer Engine's
+    kernel reads the logits as they are and keeps them with three sums for every token.
     """
     model = ctx.model
     vocab = symbol("v") / ctx.t
@@ -224,13 +225,31 @@ def predict(g: GraphBuilder, ctx: Context, stream: str) -> str:
         capped = g.tensor("logits_capped", g.shape(logits), ctx.act)
         g.op("logit_softcap", "activation", "head", [logits], [capped], saves=[capped])
         logits = capped
-    softmax = g.tensor("softmax_fp32", g.shape(logits), DType.FP32)
     loss = g.tensor("loss", (ctx.b, ctx.s), DType.FP32)
+    # Maximum, predicted logit and sum of exponentials are each reduced over the group.
+    reduced = [Comm(Collective.ALL_REDUCE, "tp", rows * 4)] * 3 if ctx.tp else []
+    if engine_loss(ctx):
+        sums = g.tensor("logit_sums", (ctx.b, ctx.s, ONE * 3), DType.FP32)
+        g.op(
+            "cross_entropy", "loss", "head", [logits], [sums, loss], saves=[logits, sums],
+            comm=reduced, kernel="te", source="Transformer Engine pytorch/cross_entropy.py",
+        )  # fmt: skip
+        return loss
+    softmax = g.tensor("softmax_fp32", g.shape(logits), DType.FP32)
     kept = [softmax]
     if ctx.kernel("ends") == "megatron":
         kept.append(g.tensor("label_mask", (ctx.b, ctx.s), DType.BOOL))
         kept.append(g.tensor("labels_shifted", (ctx.b, ctx.s), DType.INT64))
-    # Maximum, predicted logit and sum of exponentials are each reduced over the group.
-    reduced = [Comm(Collective.ALL_REDUCE, "tp", rows * 4)] * 3 if ctx.tp else []
     g.op("cross_entropy", "loss", "head", [logits], [*kept, loss], saves=kept, comm=reduced)
     return loss
+
+
+def engine_loss(ctx: Context) -> bool:
+    """Whether the cross-entropy is Transformer Engine's, of a Megatron run that has it."""
+    kernels = ctx.workload.kernels
+    return (
+        ctx.kernel("ends") == "megatron"
+        and ctx.framework.name == "megatron"
+        and kernels.cross_entropy_loss_fusion
+        and kernels.cross_entropy_fusion_impl == "te"
+    )

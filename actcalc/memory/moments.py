@@ -36,7 +36,7 @@ def stage_moments(work: Evaluation, stage: int) -> StageMoments:
     chunks = work.places[stage]
     gradient, persistent = work.gradient(stage, held)
     always = held.total + sum(buffer.bytes for buffer in found) + work.shared(chunks)
-    parts = [work.parts(chunk) for chunk in chunks]
+    parts = work.parts(stage)
     made = work.gradients_made(stage)
     wholes = [sum(part.stored * part.count for part in each) for each in parts]
     absent_forward = 0 if persistent else held.gradients
@@ -48,9 +48,7 @@ def stage_moments(work: Evaluation, stage: int) -> StageMoments:
         if kind == "W":
             forward = max(forward, stored)
             continue
-        for part, index, prefix, absent in _occurrences(
-            parts[chunk], made[chunks[chunk]], gradient
-        ):
+        for part, index, prefix, absent in _occurrences(parts[chunk], made[chunk], gradient):
             rest = stored + prefix - wholes[chunk]
             if kind == "F":
                 forward = max(forward, rest + part.forward - absent_forward)

@@ -9,6 +9,8 @@ from actcalc.specs import Layout, Workload
 from actcalc.specs.layout import TWO_CHUNKS
 
 Chunks = tuple[range, ...]
+Ends = tuple[bool, bool]
+"""Whether a chunk holds the embedding, and whether it holds the head."""
 
 
 def placement(layers: int, layout: Layout) -> tuple[Chunks, ...]:
@@ -19,22 +21,6 @@ def placement(layers: int, layout: Layout) -> tuple[Chunks, ...]:
     ``layers_per_stage`` lists virtual stages in model order; else layers are split evenly.
     Raises ``SpecError`` where that leaves layers without a place.
     """
-    if layout.pipeline not in TWO_CHUNKS:
-        chunks = layout.vpp
-        where = {
-            (stage, chunk): chunk * layout.pp + stage
-            for stage in range(layout.pp)
-            for chunk in range(chunks)
-        }
-    else:
-        from actcalc.memory.schedule import chunks_per_stage, slice_of
-
-        chunks = chunks_per_stage(layout.pipeline, layout.vpp)
-        where = {
-            (stage, chunk): slice_of(layout.pipeline, layout.pp, stage, chunk, layout.vpp)
-            for stage in range(layout.pp)
-            for chunk in range(chunks)
-        }
     stages = layout.slices
     counts = layout.layers_per_stage or (layers // stages,) * stages
     if sum(counts) != layers:
@@ -43,8 +29,33 @@ def placement(layers: int, layout: Layout) -> tuple[Chunks, ...]:
         )
     starts = [sum(counts[:index]) for index in range(stages)]
     virtual = [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
+    return tuple(tuple(virtual[index] for index in stage) for stage in _slices(layout))
+
+
+def ends(layout: Layout) -> tuple[tuple[Ends, ...], ...]:
+    """For each stage and each of its chunks which ends of the model it holds.
+
+    The embedding lives on the first slice and the head on the last, whatever layers they have:
+    none at all where each counts as a layer of its own (Megatron's
+    --account-for-embedding-in-pipeline-split, or ``E|...|L`` of --pipeline-model-parallel-layout).
+    """
+    last = layout.slices - 1
+    return tuple(tuple((index == 0, index == last) for index in stage) for stage in _slices(layout))
+
+
+def _slices(layout: Layout) -> tuple[tuple[int, ...], ...]:
+    """For each stage the slices of the model that its chunks hold, counted in model order."""
+    stages = range(layout.pp)
+    if layout.pipeline not in TWO_CHUNKS:
+        return tuple(
+            tuple(chunk * layout.pp + stage for chunk in range(layout.vpp)) for stage in stages
+        )
+    from actcalc.memory.schedule import chunks_per_stage, slice_of
+
+    chunks = range(chunks_per_stage(layout.pipeline, layout.vpp))
     return tuple(
-        tuple(virtual[where[stage, chunk]] for chunk in range(chunks)) for stage in range(layout.pp)
+        tuple(slice_of(layout.pipeline, layout.pp, stage, chunk, layout.vpp) for chunk in chunks)
+        for stage in stages
     )
 
 

@@ -11,7 +11,7 @@ from actcalc.layers.graph import Graph
 from actcalc.layers.model import ModelGraph, model_graph, parameters
 from actcalc.memory.buffers import Buffer, buffers
 from actcalc.memory.lora import adapted
-from actcalc.memory.placement import Chunks, microbatches, placement, plain_moments
+from actcalc.memory.placement import Chunks, Ends, ends, microbatches, placement, plain_moments
 from actcalc.memory.states import (
     NO_PARAMETERS,
     Parameters,
@@ -30,7 +30,6 @@ from actcalc.memory.timeline import (
     Timeline,
     chunk_moments,
     first_gradients,
-    placed,
 )
 from actcalc.policy.rules import parse_policy
 from actcalc.policy.stage import StagePolicy
@@ -210,27 +209,39 @@ class Evaluation:
         )
         self.rules: Recipe = recipe(self.graph, run.training)
         self.timeline = Timeline(StagePolicy(self.graph, self.policy), run.training)
-        self._chunks: dict[tuple[int, int, int], tuple[Part, ...]] = {}
+        self.ends: tuple[tuple[Ends, ...], ...] = ends(run.layout)
+        self._chunks: dict[tuple[int, int, Ends], tuple[Part, ...]] = {}
 
-    def parts(self, chunk: range) -> tuple[Part, ...]:
-        """Parts of one chunk (cached by where it lies and how long it is)."""
-        key = (chunk.start, chunk.stop, 0)
+    def parts(self, stage: int) -> tuple[tuple[Part, ...], ...]:
+        """Parts of each chunk of a stage (cached by where it lies and how long it is)."""
+        return tuple(
+            self._parts(chunk, held)
+            for chunk, held in zip(self.places[stage], self.ends[stage], strict=True)
+        )
+
+    def _parts(self, chunk: range, held: Ends) -> tuple[Part, ...]:
+        key = (chunk.start, chunk.stop, held)
         if key not in self._chunks:
-            self._chunks[key] = self.timeline.parts(chunk)
+            self._chunks[key] = self.timeline.parts(chunk, held)
         return self._chunks[key]
+
+    def holds(self, stage: int) -> Ends:
+        """Whether a stage holds the embedding, and whether it holds the head."""
+        held = self.ends[stage]
+        return any(first for first, _ in held), any(last for _, last in held)
 
     def parameters(self, stage: int) -> Parameters:
         """Parameters of a stage on one rank; a tied table that lives twice on it counted once."""
         seen: set[str] = set()
         total = NO_PARAMETERS
         chunks = self.places[stage]
-        first, last = placed(chunks, self.run.model.depth)
-        ends = [self.graph.embedding] if first else []
+        first, last = self.holds(stage)
+        graphs = [self.graph.embedding] if first else []
         if last:
-            ends.append(self.graph.head)
+            graphs.append(self.graph.head)
             if self.graph.mtp:
-                ends += [self.graph.mtp.graph] * self.graph.mtp.count
-        for graph in ends:
+                graphs += [self.graph.mtp.graph] * self.graph.mtp.count
+        for graph in graphs:
             total = total + parameters_of(self.graph, graph, self.run.training, seen)
         for chunk in chunks:
             for layer in chunk:
@@ -239,9 +250,9 @@ class Evaluation:
 
     def beside(self, stage: int) -> tuple[States, int, tuple[Buffer, ...]]:
         """States of a stage, what its last rank holds less of them, and buffers and overheads."""
-        run, chunks = self.run, self.places[stage]
-        _, last = placed(chunks, run.model.depth)
-        parts = [part for chunk in chunks for part in self.parts(chunk)]
+        run = self.run
+        _, last = self.holds(stage)
+        parts = [part for chunk in self.parts(stage) for part in chunk]
         held = states(self.graph, run.training, self.parameters(stage))
         if run.training.step_in_backward:
             held = self._stepped(held, parts)
@@ -252,7 +263,7 @@ class Evaluation:
     def figure(self, stage: int) -> StageFigure:
         """One stage at its highest moment."""
         run, chunks = self.run, self.places[stage]
-        first, last = placed(chunks, run.model.depth)
+        first, last = self.holds(stage)
         count = self.parameters(stage)
         held, last_rank, found = self.beside(stage)
         peak, most, in_flight, layers_stored = self._peak(stage, held)
@@ -326,7 +337,7 @@ class Evaluation:
     def _graphs(self, stage: int) -> list[Graph]:
         """Every graph of a stage in model order."""
         chunks = self.places[stage]
-        first, last = placed(chunks, self.run.model.depth)
+        first, last = self.holds(stage)
         graphs = [self.graph.embedding] if first else []
         graphs += [self.timeline.stages.graph(layer) for chunk in chunks for layer in chunk]
         if last:
@@ -402,33 +413,32 @@ class Evaluation:
         size = sum(moments_of(group, self.rules, self.run.training)[0] for group in groups)
         return size / trained if trained else 0.0
 
-    def gradients_made(self, stage: int) -> dict[range, Sequence[tuple[int, int]]]:
+    def gradients_made(self, stage: int) -> tuple[Sequence[tuple[int, int]], ...]:
         """For each chunk of a stage what its parts' backward is the first to make a gradient of.
 
         See :func:`actcalc.memory.timeline.first_gradients`.
         """
-        ordered = sorted(self.places[stage], key=lambda chunk: chunk.start)
-        every = first_gradients([part for chunk in ordered for part in self.parts(chunk)])
-        found: dict[range, Sequence[tuple[int, int]]] = {}
+        chunks, parts = self.places[stage], self.parts(stage)
+        ordered = sorted(range(len(chunks)), key=lambda index: chunks[index].start)
+        every = first_gradients([part for index in ordered for part in parts[index]])
+        found: dict[int, Sequence[tuple[int, int]]] = {}
         start = 0
-        for chunk in ordered:
-            stop = start + len(self.parts(chunk))
-            found[chunk] = every[start:stop]
+        for index in ordered:
+            stop = start + len(parts[index])
+            found[index] = every[start:stop]
             start = stop
-        return found
+        return tuple(found[index] for index in range(len(chunks)))
 
     def _peak(self, stage: int, held: States) -> tuple[Peak, int, int, int]:
         """The highest moment, the most stored bytes, chunks in flight, and the layers' part."""
-        chunks = self.places[stage]
         gradient, persistent = self.gradient(stage, held)
-        made = self.gradients_made(stage)
+        parts = self.parts(stage)
         moments = [
-            chunk_moments(self.parts(chunk), gradient, persistent=persistent, made=made[chunk])
-            for chunk in chunks
+            chunk_moments(chunk, gradient, persistent=persistent, made=made)
+            for chunk, made in zip(parts, self.gradients_made(stage), strict=True)
         ]
         layers = [
-            sum(part.stored * part.count for part in self.parts(chunk) if part.first >= 0)
-            for chunk in chunks
+            sum(part.stored * part.count for part in chunk if part.first >= 0) for chunk in parts
         ]
         absent_forward = 0 if persistent else held.gradients
         best = Peak(-1, 0, held.gradients, "")

@@ -227,13 +227,15 @@ class States:
         return self.weights + self.gradients + self.optimizer
 
 
-def replicas(layout: Layout, training: Training, *, expert: bool) -> int:
-    """Ranks over which ZeRO shards parameters of that kind."""
+def replicas(layout: Layout, training: Training, *, expert: bool, states: bool = False) -> int:
+    """Ranks over which ZeRO shards parameters of that kind, or their optimizer states."""
     ranks = layout.dp * layout.cp
     if expert:
         ranks = max(1, ranks * layout.tp // (layout.ep * (layout.etp or layout.tp)))
     if training.shards is not None:
         ranks = min(ranks, training.shards)
+    if states and training.instances_share_states:
+        return max(1, ranks)
     return max(1, ranks // training.instances)
 
 
@@ -252,15 +254,16 @@ def states(model: ModelGraph, training: Training, parameters: Parameters) -> Sta
         if training.optimizer == "none":
             gradient = master = 0
         zero = layout.zero
-        master = _shard(master, ranks, zero >= 1)
+        owners = replicas(layout, training, expert=expert, states=True)
+        master = _shard(master, owners, zero >= 1)
         parts = (
             _shard(weight, ranks, zero >= 3),
             _shard(gradient, ranks, zero >= 2),
-            master + _shard(moments, ranks, zero >= 1),
+            master + _shard(moments, owners, zero >= 1),
             master,
-            _shard(one, ranks, zero >= 1),
+            _shard(one, owners, zero >= 1),
             # optimizer.py _copy_model_grads_to_main_grads; zero_grad drops them
-            _shard(4 * group.trained, ranks, zero >= 1) if rules.gradient < rules.master else 0,
+            _shard(4 * group.trained, owners, zero >= 1) if rules.gradient < rules.master else 0,
         )
         sums = [a + b for a, b in zip(sums, parts, strict=True)]
     weights, gradients, optimizer, master, largest, copies = sums

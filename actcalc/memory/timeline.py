@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from actcalc.layers.graph import Graph
 from actcalc.layers.model import ModelGraph
-from actcalc.memory.placement import Chunks
+from actcalc.memory.placement import Ends
 from actcalc.memory.states import Parameters, Trained, parameters_of, trained_of
 from actcalc.memory.working import Options, Working, working
 from actcalc.policy.outcome import layer_outcome
@@ -145,13 +145,14 @@ class Timeline:
             )
         return self._working[key]
 
-    def parts(self, chunk: range) -> tuple[Part, ...]:
-        """The parts of one chunk in model order; equal neighbours folded."""
+    def parts(self, chunk: range, ends: Ends) -> tuple[Part, ...]:
+        """The parts of one chunk with its ends in model order; equal neighbours folded."""
         found: list[Part] = []
-        if chunk.start == 0 and len(chunk):
+        first, last = ends
+        if first:
             found.append(self._end("embedding", self.model.embedding))
         found += self._segments(chunk)
-        if chunk.stop == self.last_layer and len(chunk):
+        if last:
             if self.model.mtp:
                 for _ in range(self.model.mtp.count):
                     found.append(self._end("prediction layer", self.model.mtp.graph))
@@ -380,10 +381,3 @@ def _name(part: Part, index: int, way: str) -> str:
         return f"in backward of {name}: re-running {part.layers} whole layers"
     what = "one whole layer" if part.backward_at == "re-run" else "its modules"
     return f"in backward of {name}: re-running {what}"
-
-
-def placed(chunks: Chunks, layers: int) -> tuple[bool, bool]:
-    """Whether a stage holds the embedding, and whether it holds the head."""
-    first = any(chunk.start == 0 and len(chunk) for chunk in chunks)
-    last = any(chunk.stop == layers and len(chunk) for chunk in chunks)
-    return first, last

@@ -106,10 +106,14 @@ class _Layer:
 
         Forward casts the logits to fp32 and keeps the cast while log_softmax makes its output;
         backward holds the gradients of nll_loss and of log_softmax in fp32 (ATen LossNLL.cpp,
-        SoftMax.cpp). Megatron's works in place on the tensor it keeps (cross_entropy.py).
+        SoftMax.cpp). Megatron's works in place on the tensor it keeps (cross_entropy.py), and so
+        does Transformer Engine's (triton/cross_entropy.py).
         """
         logits = self.graph.tensors[op.inputs[0]]
         count = int(logits.elements.value(self.sizes))
+        if op.kernel == "te":
+            # the gradient overwrites the logits that the op kept
+            return -logits.dtype.itemsize * count if backward else 0
         if self.options.loss_in_place:
             if logits.dtype is DType.FP32:
                 return -4 * count  # .float() is no copy: softmax and gradient live in the logits

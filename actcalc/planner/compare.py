@@ -137,6 +137,8 @@ class Comparison(Result):
     """The layout's fields."""
     workload: dict[str, Any]
     """The workload's fields."""
+    training: dict[str, Any]
+    """Optimizer, number formats, offload, adapters."""
     device: dict[str, Any] | None
     """The device's fields, or null."""
     framework: str
@@ -190,6 +192,10 @@ def compare_run(run: Run, efficiency: Mapping[str, float] | None = None) -> Comp
     ``efficiency`` overrides shares of the device's peaks.
     """
     graph = model_graph(run.model, run.layout, run.workload, run.framework)
+    if run.training.lora_rank:
+        from actcalc.memory.lora import adapted
+
+        graph = adapted(graph, run.training)
     return _compare(run, graph, efficiency)
 
 
@@ -209,6 +215,7 @@ def _compare(run: Run, graph: ModelGraph, efficiency: Mapping[str, float] | None
         model=run.model.model_dump(),
         layout=run.layout.model_dump(),
         workload=run.workload.model_dump(),
+        training=run.training.model_dump(),
         device=run.device.model_dump() if run.device else None,
         framework=run.framework.name,
         parameters=int(parameters(graph, whole(dict(graph.sizes)))),

@@ -22,6 +22,7 @@ from actcalc.layers.algebra import Expr, total
 from actcalc.layers.context import LEGEND, whole
 from actcalc.layers.graph import Graph
 from actcalc.layers.model import ModelGraph, model_graph, parameters
+from actcalc.planner import explain_memory
 from actcalc.planner.checkpoints import checkpoint_optimum, segment_memory
 from actcalc.planner.compare import main_run, parse_for
 from actcalc.policy.outcome import layer_outcome
@@ -153,18 +154,26 @@ def _policy(name: str) -> Explainer:
 def _published_selective(run: Run, graph: ModelGraph, rerun: int) -> list[str]:
     seq, batch = run.workload.seq, run.workload.micro_batch
     useful = model_flops(graph)
+    sizes = whole(dict(graph.sizes))
+    core = total(op.flops for op in _main(graph).ops if op.kind == "core")
+    other = total(op.flops for op in _main(graph).ops if op.kind != "core")
+    share = int(core.value(sizes)) / int((core + other).value(sizes))
     lines = [
-        f"Op by op that is {rerun * run.model.depth / useful:.2%} of the step's model FLOPs: one "
-        "more QK^T and PV, 4bs²h per layer, s/18h of 72bsh².",
+        f"Op by op that is {rerun * run.model.depth / useful:.2%} of the step's model FLOPs.",
+        f"A rank's part of the layer's forward is {(core + other).formula()} FLOPs, "
+        f"{core.formula()} of it the attention core: {share:.2%}. Run once more beside a backward "
+        f"of twice the forward, it is {share / 3:.2%} of the layer's step.",
     ]
     if paper_model_flops(run.model, seq, batch) == useful:
         paper = float(paper_selective_flops(run.model, seq, batch) / useful) - 1
-        lines.append(
+        lines += [
+            f"4bs²h is s/18h = {seq / (18 * run.model.hidden):.2%} of 72bsh², the layer's step "
+            "without its scores.",
             f"The paper's equation, 72blsh²(1 + s/3h + v/12hl), adds s/6h: {paper:.2%}. That is "
             "the share of a forward pass, three times the share of the whole step; its HFU "
             "figures use it, so mfu and hardware_flops_per_model_flops_ratio follow it under the "
-            "paper profile and recompute_flops keeps the count of ops."
-        )
+            "paper profile and recompute_flops keeps the count of ops.",
+        ]
     return lines
 
 
@@ -344,7 +353,7 @@ ALIASES: Mapping[str, str] = {
     "of step": "8psi",
     "re-run": "selective",
     "hfu": "mfu",
-    "peak": "transient",
+    "bring back": "transient",
     "sp": "tp",
     "10": "tp",
     "24": "tp",
@@ -356,12 +365,29 @@ ALIASES: Mapping[str, str] = {
 OVERHEAD = "overhead"
 """The one term that depends on device and policies."""
 _OVERHEAD_WORDS = (OVERHEAD, "slow-down", "slowdown", "39", "39%", "39 %", "33%")
-TERMS = (*_EXPLAINERS, OVERHEAD)
+TERMS = (*_EXPLAINERS, *explain_memory.EXPLAINERS, OVERHEAD)
+_WORDS = {**ALIASES, **explain_memory.ALIASES}
 
 
 def is_overhead(term: str) -> bool:
     """Whether ``term`` asks for a slow-down in time, which needs a device."""
     return term.strip().lower() in _OVERHEAD_WORDS
+
+
+def term_of(text: str) -> str:
+    """The term that ``text`` names; ``SpecError`` with a hint for one that nothing is known of."""
+    if is_overhead(text):
+        return OVERHEAD
+    word = text.strip().lower()
+    word = word.replace("ψ", "psi").removesuffix("d") if "ψ" in text else word
+    key = word if word in TERMS else _WORDS.get(word, "")
+    if key:
+        return key
+    # A number is no misspelling of another one.
+    known = [name for name in (*TERMS, *_WORDS) if sum(map(str.isalpha, name)) >= 3]
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    hint = f"did you mean {close[0]}?" if close else "terms: " + ", ".join(TERMS)
+    raise SpecError(f"nothing to explain under {text!r}", hint)
 
 
 def explain_term(term: str, run: Run, efficiency: Mapping[str, float] | None = None) -> Explanation:
@@ -371,15 +397,10 @@ def explain_term(term: str, run: Run, efficiency: Mapping[str, float] | None = N
     """
     if is_overhead(term):
         return _explain_overhead(run, efficiency)
-    word = term.strip().lower().replace("ψ", "psi").removesuffix("d") if "ψ" in term else term
-    word = word.strip().lower()
-    key = word if word in _EXPLAINERS else ALIASES.get(word, "")
-    if not key:
-        close = difflib.get_close_matches(word, [*TERMS, *ALIASES], n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]}?" if close else "terms: " + ", ".join(TERMS)
-        raise SpecError(f"nothing to explain under {term!r}", hint)
+    key = term_of(term)
     graph = model_graph(run.model, run.layout, run.workload, run.framework)
-    title, lines, origin = _EXPLAINERS[key](run, graph)
+    explainer = _EXPLAINERS.get(key) or explain_memory.EXPLAINERS[key]
+    title, lines, origin = explainer(run, graph)
     return Explanation(term=key, title=title, lines=lines, source=origin, example=_example(run))
 
 

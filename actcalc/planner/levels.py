@@ -11,33 +11,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What GPUs that follow one plan leave for its stored bytes.
-
-    ``holders`` are (other bytes in memory, micro-batches that a stored byte is held for).
-    """
-
-    holders: tuple[tuple[int, int], ...]
-
-    def within(self, budget: int) -> Callable[[int], int]:
-        """The bytes that may be stored, by the largest working set; negative if nothing may."""
-
-        def room(working: int) -> int:
-            return min((budget - other - working) // m for other, m in self.holders)
-
-        return room
-
-    def peak(self, stored: int, working: int) -> int:
-        """The memory of the fullest GPU."""
-        return max(other + m * stored + working for other, m in self.holders)
 
 
 class Relaxed(NamedTuple, Generic[T]):

@@ -389,6 +389,10 @@ def _notes(planner: LayerPlanner) -> tuple[str, ...]:
     return tuple(notes)
 
 
+_LEAST_BARE = 1024
+"""Measured layers may be small: only a number that could count gigabytes lacks its unit."""
+
+
 def plan_layer_command(
     layer: MeasuredLayer,
     memory: str | None,
@@ -404,7 +408,7 @@ def plan_layer_command(
     settings = PlanSettings(memory_model=memory_model, semantics=semantics, method=method)
     return plan_measured(
         layer,
-        None if memory is None else parse_bytes(memory),
+        None if memory is None else parse_bytes(memory, bare=_LEAST_BARE),
         settings,
         count=1 if layers is None else layers,
         points=points,

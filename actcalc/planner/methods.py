@@ -6,13 +6,14 @@ only where that bound meets their cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from actcalc.planner.chains import ChainPath, Position, Step
+from actcalc.planner.chains import Chain, ChainPath, Position, Step
 from actcalc.planner.frontier import LayerOption, layer_option
 from actcalc.planner.problem import PlanLayer, Problem
+from actcalc.planner.rest import rest_of
 from actcalc.planner.stack import (
     LayerGroup,
     Plan,
@@ -27,21 +28,23 @@ from actcalc.planner.stack import (
 from actcalc.planner.timeline import timeline_peak
 
 
-def sqrt(problem: Problem) -> Plan:
+def sqrt(problem: Problem, chains: Mapping[str, Chain] | None = None) -> Plan:
     """The best plan of equal segments: every k layers store one input and are re-run whole.
 
     All k cost the same; the k of the lowest peak is taken among those that fit, counting the
     working set in every peak model (else one segment of all layers would always win). Near
     sqrt(n) that is where stored and working bytes balance (Chen et al. 2016, section 4). Segments
     may cross layer kinds, the last one may be shorter, and what forbidden ops make stays stored.
-    In the peak model with segments k is at most ``max_segment``.
+    In the peak model with segments k is at most ``max_segment``. ``chains`` says, for each kind,
+    what a layer adds to a segment; without it every op that may be re-run is.
     """
+    chains = chains or {kind: layer_chain(layer) for kind, layer in problem.layer_types.items()}
     groups = [
         LayerGroup(
             kind,
             layer_options(problem.layer_types[kind]),
             count,
-            chain=layer_chain(problem.layer_types[kind]),
+            chain=chains[kind],
         )
         for kind, count in problem.stack
     ]
@@ -54,7 +57,7 @@ def sqrt(problem: Problem) -> Plan:
         # Chains are outside the space of the other models, so their optimum is no bound here;
         # stored bytes alone are a lower bound on the peak in each of them.
         path = ChainPath([Position(g.options, problem.inflight, g.chain) for g in owner], longest)
-        bound = path.stored_bound(problem.budget_bytes - problem.const_bytes)
+        bound = path.stored_bound(problem.budget_bytes - rest_of(problem).head)
     found: list[tuple[int, Plan]] = []
     for k in range(1, longest + 1):
         units = [
@@ -62,7 +65,9 @@ def sqrt(problem: Problem) -> Plan:
             for at in range(0, len(owner), k)
         ]
         stored = problem.inflight * sum(u.stored_bytes for u in units)
-        found.append((stored + max(u.working_bytes for u in units), _plan(problem, units, bound)))
+        rest = rest_of(problem) if k == 1 else rest_of(problem).of_chains()
+        high = rest.peak(stored, max(u.working_bytes for u in units))
+        found.append((high, _plan(problem, units, bound)))
     fitting = [pair for pair in found if pair[1].feasible]
     if fitting:
         return min(fitting, key=lambda pair: pair[0])[1]
@@ -82,21 +87,18 @@ def greedy(problem: Problem) -> Plan:
     peak = _peaks(problem)
     level = [ladders[kind][0].option for kind in kinds]
     lowest = peak(level)
-    rest = problem.budget_bytes - problem.const_bytes
     taken = dict.fromkeys(ladders, 0)
-    while lowest > rest:
+    while lowest > problem.budget_bytes:
         ready = [k for k in sorted(ladders) if taken[k] + 1 < len(ladders[k])]
         if not ready:
-            return infeasible(
-                problem.peak_model, problem.budget_bytes, problem.const_bytes + lowest
-            )
+            return infeasible(problem.peak_model, problem.budget_bytes, lowest)
         kind = max(ready, key=lambda k: ladders[k][taken[k] + 1].ratio)
         taken[kind] += 1
         for at in (i for i, k in enumerate(kinds) if k == kind):
             level[at] = ladders[kind][taken[kind]].option
             now = peak(level)
             lowest = min(lowest, now)
-            if now <= rest:
+            if now <= problem.budget_bytes:
                 break
     units = [_unit(kind, option) for kind, option in zip(kinds, level, strict=True)]
     return _plan(problem, units, solve(problem).lower_bound)
@@ -151,16 +153,14 @@ def _forbidden(layer: PlanLayer, mask: int) -> bool:
 
 
 def _peaks(problem: Problem) -> Callable[[list[LayerOption]], int]:
-    m, model = problem.inflight, problem.peak_model
+    m, model, rest = problem.inflight, problem.peak_model, rest_of(problem)
 
     def peak(options: list[LayerOption]) -> int:
         stored = [o.stored for o in options]
-        if model == "stored":
-            return m * sum(stored)
         working = [o.working for o in options]
         if model == "timeline":
-            return timeline_peak(stored, working, [m] * len(stored))
-        return m * sum(stored) + max(working)
+            return timeline_peak(stored, working, [m] * len(stored), rest)
+        return rest.peak(m * sum(stored), None if model == "stored" else max(working))
 
     return peak
 
@@ -181,7 +181,7 @@ def _unit(kind: str, option: LayerOption) -> PlanGroup:
 def _plan(problem: Problem, units: list[PlanGroup], bound: int | None) -> Plan:
     return assemble(
         [(unit, problem.inflight) for unit in units],
-        const_bytes=problem.const_bytes,
+        const_bytes=rest_of(problem),
         budget_bytes=problem.budget_bytes,
         peak_model=problem.peak_model,
         lower_bound=bound,

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from math import ceil
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from actcalc.errors import SpecError
 from actcalc.planner.bridge import ARRIVAL, Costs, ModuleChoice
 from actcalc.planner.problem import Problem
-from actcalc.planner.rivals import Fit, Rivals
+from actcalc.planner.rest import Rest, rest_within
+from actcalc.planner.rivals import Fit, Layered, Rivals
 from actcalc.planner.stack import Plan, PlanGroup
 from actcalc.planner.stages import PlanSettings, RunPlanner, Stage, units_of
 from actcalc.specs.check import check
 from actcalc.specs.result import Result
 from actcalc.specs.run import Run
+
+if TYPE_CHECKING:
+    from actcalc.memory.moments import StageMoments
 
 NAMES = {"seconds": "cost_seconds", "flops": "cost_flops"}
 
@@ -66,7 +69,7 @@ class StageFigure:
     host_bytes: int = 0
     """Activations it has in host memory, all micro-batches in flight."""
     rest_bytes: int
-    """What else lives in its memory (0 where the budget is for activations alone)."""
+    """What else lives in its memory, at most (0 where the budget is for activations alone)."""
     peak_bytes: int | None
     """Its peak by the memory model."""
     smallest_memory_bytes: int | None
@@ -250,7 +253,7 @@ def plan_run(
         device=run.device.model_dump() if run.device else None,
         framework=run.framework.name,
         memory_bytes=budget,
-        activations_only=not settings.rest_bytes,
+        activations_only=not settings.rests,
         memory_model=settings.memory_model,
         semantics=settings.semantics,
         method=settings.method,
@@ -297,7 +300,7 @@ def _stage(stage: Stage, plan: Plan, costs: Costs) -> StageFigure:
         in_flight=stage.in_flight,
         stored_bytes=plan.stored_bytes,
         host_bytes=sum(unit.moved_bytes * m for unit, m in units_of(plan.groups, stage)),
-        rest_bytes=stage.rest_bytes,
+        rest_bytes=stage.rest.most,
         peak_bytes=plan.peak_bytes,
         smallest_memory_bytes=smallest,
         **cost_fields(costs, plan.cost),
@@ -339,6 +342,8 @@ def certificate_lines(costs: Costs, plans: Sequence[Plan]) -> tuple[str, ...]:
         for plan in plans
     )
     total = sum(plan.cost or 0 for plan in plans)
+    if not costs.value(total):
+        return ("Proven: it costs nothing.",)
     bound = sum(plan.lower_bound or 0 for plan in plans)
     if total == bound:
         head = "Proven: no plan of this kind that fits costs less."
@@ -439,8 +444,8 @@ def _changes(planner: RunPlanner) -> tuple[ChangeFigure, ...]:
             note("--offload", RunPlanner(run, replace(plain, offload=True)))
     for change, changed in _changed_runs(planner):
         try:
-            rest = rest_of_stages(changed, plain) if settings.rest_bytes else ()
-            note(change, RunPlanner(changed, replace(plain, rest_bytes=rest)))
+            rests = rest_of_stages(changed, plain) if settings.rests else ()
+            note(change, RunPlanner(changed, replace(plain, rests=rests)))
         except SpecError:
             continue
     return tuple(sorted(found, key=lambda figure: figure.smallest_memory_bytes))
@@ -458,7 +463,7 @@ def _changed_runs(planner: RunPlanner) -> list[tuple[str, Run]]:
         grids.append({"tp": 2 * layout.tp, "sp": True})
     if splits:
         grids.append({"cp": 2 * layout.cp})
-    if planner.settings.rest_bytes and layout.dp * layout.cp > 1 and layout.zero < 3:
+    if planner.settings.rests and layout.dp * layout.cp > 1 and layout.zero < 3:
         grids.append({"zero": layout.zero + 1})
     works: list[dict[str, Any]] = []
     if work.micro_batch > 1:
@@ -594,7 +599,7 @@ def plan_command(
         )
     budget = budget_of(run, memory)
     if not activations_only:
-        settings = replace(settings, rest_bytes=rest_of_stages(run, settings))
+        settings = replace(settings, rests=rest_of_stages(run, settings))
     planner = RunPlanner(run, settings)
     if budget is None:
         if not points:
@@ -628,22 +633,51 @@ def budget_of(run: Run, memory: str | None) -> int | None:
     return budget
 
 
-def rest_of_stages(run: Run, settings: PlanSettings) -> tuple[int, ...]:
-    """Bytes of each stage beside what its layers store and make again.
+def rest_of_stages(run: Run, settings: PlanSettings) -> tuple[Rest, ...]:
+    """What each stage holds beside what its layers store and make again, moment by moment.
 
-    Weights, gradients, optimizer states, buffers, embedding and head, gradients of activations,
-    what the device itself takes: the whole GPU of ``actcalc memory`` less the layers' part of it,
-    without re-running and with re-running all, whichever leaves more.
+    Weights, gradients made so far, optimizer states, buffers, embedding and head, gradients of
+    activations, what the device itself takes: every moment of ``actcalc memory`` less the layers'
+    part of it, without re-running and with re-running all, whichever leaves more.
     """
-    from actcalc.memory.report import memory_run
+    from actcalc.memory.moments import stage_moments
+    from actcalc.memory.report import Evaluation
 
-    bare = replace(settings, rest_bytes=(), method="optimal", semantics="minimal", offload=False)
-    rivals = Rivals(RunPlanner(run, bare))
-    found = [0] * run.layout.pp
+    if run.training.offload == "activations":
+        raise SpecError(
+            "offload activations: plan chooses itself what is stored and where",
+            "drop it; plan --offload lets tensors go to the host",
+        )
+    bare = RunPlanner(run, replace(settings, rests=(), method="optimal"))
+    rivals = Rivals(bare)
+    found: list[list[tuple[StageMoments, Layered]]] = [[] for _ in bare.stages]
     for name in ("none", "full"):
-        report = memory_run(replace(run, policies=(name,)))
-        for stage in rivals.planner.stages:
-            _, peak = rivals.measured(stage, rivals.policy(name, stage))
-            total = report.stages[stage.index].total_bytes
-            found[stage.index] = max(found[stage.index], ceil(total - peak))
-    return tuple(found)
+        work = Evaluation(replace(run, policies=(name,)))
+        for stage in bare.stages:
+            layered = rivals.layered(stage, rivals.policy(name, stage))
+            found[stage.index].append((stage_moments(work, stage.index), layered))
+    return tuple(_rest(stage, pairs) for stage, pairs in zip(bare.stages, found, strict=True))
+
+
+def _rest(stage: Stage, pairs: Sequence[tuple[StageMoments, Layered]]) -> Rest:
+    """The highest rest of some policies at each moment of one stage."""
+    head = tail = work = floor = 0
+    layers: list[int] = [0] * len(pairs[0][0].layers)
+    for moments, layered in pairs:
+        stored, working, flights = layered.stored, layered.working, layered.flights
+        held = sum(k * m for k, m in zip(stored, flights, strict=True))
+        others = held - sum(stored)
+        floor = max(floor, moments.idle)
+        head = max(head, moments.forward - held)
+        if not layers:
+            work = max(work, moments.backward - held - max(working, default=0))
+            continue
+        tail = max(tail, moments.tail - others)
+        before = 0
+        for at, (total, k, w) in enumerate(zip(moments.layers, stored, working, strict=True)):
+            before += k
+            layers[at] = max(layers[at], total - others - before - w)
+    if not layers:
+        return Rest(head, work, floor=floor)
+    least = [min(group.options.stored) for group in stage.groups for _ in range(group.count)]
+    return rest_within(layers, least, head, tail, floor)

@@ -120,8 +120,9 @@ class Problem:
     """Layer kinds, the stack in forward order as runs of one kind, and the memory to fit in.
 
     ``inflight`` is how many micro-batches are stored at once; ``const_bytes`` is everything else
-    in memory. ``max_segment`` is the longest chain of layers that may be re-run as one, used by
-    the peak model ``stored+working+segments``.
+    in memory, or ``rest`` (a :class:`actcalc.planner.rest.Rest`), moment by moment.
+    ``max_segment`` is the longest chain of layers that may be re-run as one, used by the peak model
+    ``stored+working+segments``.
 
     Raises:
         SpecError: a number is not a whole number in range, the stack is empty or names an unknown
@@ -135,6 +136,7 @@ class Problem:
     budget_bytes: int
     peak_model: PeakModel
     max_segment: int = 1
+    rest: Any = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer_types", MappingProxyType(dict(self.layer_types)))

@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actcalc.layers.graph import Graph
-from actcalc.planner.bridge import policy_option
+from actcalc.planner.bridge import policy_option, wrapped_modules
 from actcalc.planner.compare import default_policies, parse_for
 from actcalc.planner.knapsack import Option
+from actcalc.planner.rest import Rest
 from actcalc.planner.stages import RunPlanner, Stage
-from actcalc.planner.timeline import timeline_peak
+from actcalc.planner.timeline import NO_REST, timeline_peak
 from actcalc.policy.rules import NONE, Policy
 
 Ints = NDArray[np.int64]
@@ -38,7 +39,9 @@ class Layers(NamedTuple):
     inflight: int
 
 
-def mixes(runs: Sequence[Layers], policies: int, memory_model: str) -> tuple[Ints, Ints]:
+def mixes(
+    runs: Sequence[Layers], policies: int, memory_model: str, rest: Rest = NO_REST
+) -> tuple[Ints, Ints]:
     """Cost and peak bytes of every ordered pair of policies (as ``permutations`` lists them).
 
     One row per pair, one column per number of layers that take the first policy of the pair.
@@ -47,7 +50,8 @@ def mixes(runs: Sequence[Layers], policies: int, memory_model: str) -> tuple[Int
     layers = sum(run.layers for run in runs)
     cost = np.zeros((len(first), layers + 1), dtype=np.int64)
     held, most = np.zeros_like(cost), np.zeros_like(cost)
-    high, excess = np.zeros_like(cost), np.zeros_like(cost)
+    high, excess = np.full_like(cost, rest.head), np.zeros_like(cost)
+    beside = rest.of_layers(layers)
     counts = np.arange(layers + 1)
     at = layers
     for run in reversed(runs):
@@ -62,10 +66,15 @@ def mixes(runs: Sequence[Layers], policies: int, memory_model: str) -> tuple[Int
             cost += c
             held += m * k
             most = np.maximum(most, w)
-            high = m * k + np.maximum(high, excess + w)
+            high = m * k + np.maximum(high, excess + w + beside[at])
             excess += (m - 1) * k
-    peak = {"timeline": high, "stored": held}.get(memory_model, held + most)
-    return cost, peak
+    if memory_model == "timeline":
+        peak = np.maximum(high, excess + rest.tail)
+    else:
+        peak = rest.head + held
+        if memory_model != "stored":
+            peak = np.maximum(peak, rest.work + held + most)
+    return cost, np.maximum(peak, rest.floor)
 
 
 def columns(options: Sequence[Option]) -> tuple[Ints, Ints, Ints]:
@@ -93,6 +102,17 @@ class Fit:
         return self.cost is not None
 
 
+class Layered(NamedTuple):
+    """A stage under one policy: its cost, and for each layer or segment, in order, the bytes
+    stored and worked with, micro-batches in flight, and how many layers it is."""
+
+    cost: int
+    stored: list[int]
+    working: list[int]
+    flights: list[int]
+    sizes: list[int]
+
+
 class Rivals:
     """Named policies on the stages of a planner; build once, ask for many budgets."""
 
@@ -111,12 +131,26 @@ class Rivals:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Policies that decide for one layer at a time, as ``compare`` lists them."""
+        """Policies that decide for one layer at a time, as ``compare`` lists them.
+
+        Beside a plan of whole modules only those that wrap modules the framework can wrap.
+        """
         skipped = ("full-sharded", "sqrt")
         found = [n for n in default_policies(self.planner.model) if n not in skipped]
         if self.planner.run.framework.name == PER_OP_FRAMEWORK:
             found.insert(found.index("full"), "op")
+        if self.planner.settings.semantics == "module":
+            found = [name for name in found if self._wraps(name)]
         return tuple(found)
+
+    def _wraps(self, name: str) -> bool:
+        policy = self.policy(name, self.planner.stages[0])
+        known = {
+            module
+            for run in self.planner.model.kinds
+            for module in wrapped_modules(self.planner.model, run.graph)
+        }
+        return not policy.per_op and set(policy.modules) <= known
 
     def policy(self, name: str, stage: Stage) -> Policy:
         """The policy called ``name`` for one stage."""
@@ -140,9 +174,14 @@ class Rivals:
 
         ``skip`` tells by its position on the stage which layer stores everything instead.
         """
-        stored: list[int] = []
-        working: list[int] = []
-        flights: list[int] = []
+        each = self.layered(stage, policy, skip=skip)
+        return each.cost, self._peak(stage, each.stored, each.working, each.flights, each.sizes)
+
+    def layered(
+        self, stage: Stage, policy: Policy, *, skip: Callable[[int], bool] | None = None
+    ) -> Layered:
+        """One stage under one policy, unit by unit; see :meth:`measured`."""
+        found = Layered(0, [], [], [], [])
         cost = at = 0
         graphs = [g for g, group in zip(stage.graphs, stage.groups, strict=True)
                   for _ in range(group.count)]  # fmt: skip
@@ -156,11 +195,12 @@ class Rivals:
                     chosen = [NONE] * len(part)
                 options = [self.option(g, p) for g, p in zip(part, chosen, strict=True)]
                 cost += sum(o.cost for o in options)
-                flights.append(max(1, flight))
-                stored.append(options[0].stored)
+                found.flights.append(max(1, flight))
+                found.stored.append(options[0].stored)
+                found.sizes.append(len(part))
                 inner = sum(o.stored for o in options[1:])
-                working.append(sum(o.working for o in options) + inner)
-        return cost, stage.rest_bytes + self._peak(stored, working, flights)
+                found.working.append(sum(o.working for o in options) + inner)
+        return found._replace(cost=cost)
 
     def uniform(self, name: str, option: Callable[[Graph], Option], budget: int) -> Fit:
         """Every layer run as ``option`` says, within ``budget``; ``name`` names that."""
@@ -171,7 +211,8 @@ class Rivals:
                 for graph, group in zip(stage.graphs, stage.groups, strict=True)
                 for _ in range(group.count)
             ]
-            high = stage.rest_bytes + self._peak(
+            high = self._peak(
+                stage,
                 [o.stored for o, _ in options],
                 [o.working for o, _ in options],
                 [flight for _, flight in options],
@@ -187,13 +228,20 @@ class Rivals:
         )
         return NONE if skipped else policy
 
-    def _peak(self, stored: list[int], working: list[int], flights: list[int]) -> int:
-        if not stored:
-            return 0
-        if self.planner.settings.memory_model == "timeline":
-            return timeline_peak(stored, working, flights)
+    def _peak(
+        self,
+        stage: Stage,
+        stored: list[int],
+        working: list[int],
+        flights: list[int],
+        sizes: Sequence[int] = (),
+    ) -> int:
+        model = self.planner.settings.memory_model
+        if model == "timeline" and stored:
+            return timeline_peak(stored, working, flights, stage.rest, layers=sizes)
         held = sum(k * m for k, m in zip(stored, flights, strict=True))
-        return held + (0 if self.planner.settings.memory_model == "stored" else max(working))
+        rest = stage.rest.of_chains() if any(n > 1 for n in sizes) else stage.rest
+        return rest.peak(held, None if model == "stored" else max(working, default=0))
 
     def best_single(self, budget: int) -> Fit | None:
         """The cheapest single policy that fits everywhere; None if none does."""
@@ -208,20 +256,26 @@ class Rivals:
         if not pairs:
             return None
         totals = np.zeros(len(pairs), dtype=np.float64)
-        found: list[tuple[Ints, Ints, Ints]] = []
+        prices: list[NDArray[np.float64]] = []
+        found: list[tuple[Ints, Ints]] = []
         for stage in self.planner.stages:
             cost, peak = self._mixes(stage)
             fits = peak <= budget
-            price = np.where(fits, cost.astype(np.float64), np.inf)
-            at = price.argmin(axis=1)
+            prices.append(np.where(fits, cost.astype(np.float64), np.inf))
+            found.append((cost, peak))
+        if self.planner.settings.same_on_all_stages:
+            if len({price.shape for price in prices}) > 1:
+                return None
+            prices = [sum(prices, np.zeros_like(prices[0]))] * len(prices)
+        places = [price.argmin(axis=1) for price in prices]
+        for price, at in zip(prices, places, strict=True):
             totals += price[np.arange(len(pairs)), at]
-            found.append((at, cost, peak))
         best = int(totals.argmin())
         if np.isinf(totals[best]):
             return None
-        counts = tuple(int(at[best]) for at, _, _ in found)
-        costs = sum(int(cost[best, n]) for n, (_, cost, _) in zip(counts, found, strict=True))
-        high = max(int(peak[best, n]) for n, (_, _, peak) in zip(counts, found, strict=True))
+        counts = tuple(int(at[best]) for at in places)
+        costs = sum(int(cost[best, n]) for n, (cost, _) in zip(counts, found, strict=True))
+        high = max(int(peak[best, n]) for n, (_, peak) in zip(counts, found, strict=True))
         names = tuple(self.names[i] for i in pairs[best])
         return Fit(names, costs, high, counts)
 
@@ -240,8 +294,7 @@ class Rivals:
             Layers(self._table(graph, stage), group.count, group.inflight or 1)
             for graph, group in zip(stage.graphs, stage.groups, strict=True)
         ]
-        cost, peak = mixes(runs, len(self.names), self.planner.settings.memory_model)
-        return cost, stage.rest_bytes + peak
+        return mixes(runs, len(self.names), self.planner.settings.memory_model, stage.rest)
 
     def _table(self, graph: Graph, stage: Stage) -> tuple[Ints, Ints, Ints]:
         return columns([self.option(graph, self.policy(name, stage)) for name in self.names])

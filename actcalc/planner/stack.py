@@ -24,7 +24,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import groupby, product
 from math import prod
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ from actcalc.errors import SpecError
 from actcalc.planner.chains import Chain, ChainPath, Position, Step
 from actcalc.planner.frontier import LayerOption, layer_frontier
 from actcalc.planner.knapsack import Found, Option, OptionSet, Picks, mix_of
-from actcalc.planner.levels import Relaxed, Room, search_levels
+from actcalc.planner.levels import Relaxed, search_levels
 from actcalc.planner.problem import (
     LIMIT,
     PeakModel,
@@ -45,6 +45,7 @@ from actcalc.planner.problem import (
     check_int,
     check_peak_model,
 )
+from actcalc.planner.rest import Rest, Room, rest_of
 from actcalc.planner.timeline import least_peak, solve_in_order, timeline_peak
 
 
@@ -198,7 +199,7 @@ def solve(problem: Problem, *, same: Iterable[str] = ()) -> Plan:
     return solve_groups(
         problem_groups(problem, same=same),
         inflight=problem.inflight,
-        const_bytes=problem.const_bytes,
+        const_bytes=rest_of(problem),
         budget_bytes=problem.budget_bytes,
         peak_model=problem.peak_model,
         max_segment=problem.max_segment,
@@ -209,7 +210,7 @@ def solve_groups(
     groups: Sequence[LayerGroup],
     *,
     inflight: int,
-    const_bytes: int,
+    const_bytes: int | Rest,
     budget_bytes: int,
     peak_model: PeakModel,
     max_segment: int = 1,
@@ -217,7 +218,9 @@ def solve_groups(
     """The cheapest choice of one option per layer that fits, for any option sets.
 
     The general entry: options may be a layer's exact frontier or a handful of named policies.
-    ``groups`` are in forward order, which matters to ``timeline`` and to chains.
+    ``groups`` are in forward order, which matters to ``timeline`` and to chains. ``const_bytes`` is
+    everything else in memory: one number, or a :class:`actcalc.planner.rest.Rest` that tells the
+    moments of a step apart.
 
     Raises:
         SpecError: a number out of range, no groups, or sums too large for 64-bit integers.
@@ -228,7 +231,7 @@ def solve_groups(
 
 def solve_shared(
     groups: Sequence[LayerGroup],
-    holders: Sequence[tuple[int, int]],
+    holders: Sequence[tuple[int | Rest, int]],
     *,
     budget_bytes: int,
     peak_model: PeakModel,
@@ -248,9 +251,11 @@ def solve_shared(
             "one plan for several GPUs is solved for stored bytes and working sets",
             hint="use the memory model stored+working",
         )
-    most = max(m for _, m in holders)
-    _Stack.of(groups, most, max(other for other, _ in holders), peak_model, max_segment)
-    stack = replace(_Stack.of(groups, 1, 0, peak_model, max_segment), holders=tuple(holders))
+    _Stack.of(groups, max(m for _, m in holders), 0, peak_model, max_segment)
+    stack = replace(
+        _Stack.of(groups, 1, 0, peak_model, max_segment),
+        holders=tuple((Rest.of(other), m) for other, m in holders),
+    )
     return _solve(stack, check_int(budget_bytes, "budget_bytes"))
 
 
@@ -258,7 +263,7 @@ def smallest_budget(
     groups: Sequence[LayerGroup],
     *,
     inflight: int,
-    const_bytes: int,
+    const_bytes: int | Rest,
     peak_model: PeakModel,
     max_segment: int = 1,
 ) -> int:
@@ -275,7 +280,7 @@ def trade_off(
     budgets: Iterable[int],
     *,
     inflight: int,
-    const_bytes: int,
+    const_bytes: int | Rest,
     peak_model: PeakModel,
     max_segment: int = 1,
 ) -> list[TradeOff]:
@@ -300,7 +305,7 @@ def even_budgets(
     count: int,
     *,
     inflight: int,
-    const_bytes: int,
+    const_bytes: int | Rest,
     peak_model: PeakModel,
     max_segment: int = 1,
 ) -> list[int]:
@@ -325,12 +330,24 @@ class _Stack:
     inflight: int
     model: PeakModel
     max_segment: int
-    holders: tuple[tuple[int, int], ...]
+    holders: tuple[tuple[Rest, int], ...]
 
     @property
-    def const(self) -> int:
-        """Other bytes in memory, where one GPU follows the plan."""
-        return max(other for other, _ in self.holders)
+    def rest(self) -> Rest:
+        """What else is in memory, where one GPU follows the plan."""
+        return self.holders[0][0]
+
+    def with_chains(self) -> _Stack:
+        """The same with the rest that is beside plans with chains."""
+        return replace(self, holders=tuple((rest.of_chains(), m) for rest, m in self.holders))
+
+    def without_chains(self) -> _Stack:
+        """The same for plans of single layers."""
+        return replace(self, model="stored+working")
+
+    def room(self, budget: int) -> Callable[[int], int]:
+        """Bytes that may be stored within ``budget``, by the largest working set."""
+        return self.shared.within(budget, working=self.model != "stored")
 
     @property
     def shared(self) -> Room:
@@ -342,12 +359,11 @@ class _Stack:
         cls,
         groups: Sequence[LayerGroup],
         inflight: int,
-        const: int,
+        const: int | Rest,
         model: PeakModel,
         max_segment: int,
     ) -> _Stack:
         check_int(inflight, "inflight", low=1, high=1_000_000)
-        check_int(const, "const_bytes")
         check_int(max_segment, "max_segment", low=1)
         check_peak_model(model)
         if not groups:
@@ -370,7 +386,7 @@ class _Stack:
                 f"bytes in flight ({held}) or costs ({cost}) reach 2**60",
                 hint="check the sizes, or state costs in a coarser unit",
             )
-        return cls(tuple(groups), inflight, model, max_segment, ((const, 1),))
+        return cls(tuple(groups), inflight, model, max_segment, ((Rest.of(const), 1),))
 
     @property
     def moves(self) -> bool:
@@ -413,13 +429,13 @@ def _solve(stack: _Stack, budget: int) -> Plan:
         raise SpecError(
             f"offload is not planned in the memory model {stack.model}", hint="use stored+working"
         )
-    room = stack.shared.within(budget)
+    room = stack.room(budget)
     answer: _Answer | None = None
     if room(0) >= 0:
         if stack.model == "timeline":
-            answer = _timeline(stack, room(0))
+            answer = _timeline(stack, budget)
         elif stack.model == "stored+working+segments":
-            answer = _segments(stack, room)
+            answer = _chained(stack, budget)
         elif stack.model == "stored+working" and stack.moves:
             answer = _moving(stack, budget)
         else:
@@ -439,7 +455,7 @@ def _solve(stack: _Stack, budget: int) -> Plan:
         units.append((made[key], stack.weight(members[0])))
     return assemble(
         units,
-        const_bytes=stack.const if len(stack.holders) == 1 else 0,
+        const_bytes=stack.rest if len(stack.holders) == 1 else 0,
         budget_bytes=budget,
         peak_model=stack.model,
         lower_bound=answer.cost,
@@ -450,7 +466,7 @@ def _solve(stack: _Stack, budget: int) -> Plan:
 def assemble(
     units: Sequence[tuple[PlanGroup, int]],
     *,
-    const_bytes: int,
+    const_bytes: int | Rest,
     budget_bytes: int,
     peak_model: PeakModel,
     lower_bound: int | None,
@@ -463,12 +479,18 @@ def assemble(
     """
     weights = [m for _, m in units]
     held = sum(u.stored_bytes * m for u, m in units)
-    peak = const_bytes + held
+    rest = Rest.of(const_bytes)
+    if any(u.segment > 1 for u, _ in units):
+        rest = rest.of_chains()
     working = [u.working_bytes for u, _ in units]
     if peak_model == "timeline":
-        peak = const_bytes + timeline_peak([u.stored_bytes for u, _ in units], working, weights)
-    elif peak_model != "stored":
-        peak += max(working) + max(u.moved_bytes for u, _ in units)
+        stored = [u.stored_bytes for u, _ in units]
+        sizes = [u.segment for u, _ in units]
+        peak = timeline_peak(stored, working, weights, rest, layers=sizes)
+    elif peak_model == "stored":
+        peak = rest.peak(held, None)
+    else:
+        peak = rest.peak(held, max(working) + max(u.moved_bytes for u, _ in units))
     if peak > budget_bytes:
         return infeasible(peak_model, budget_bytes, peak)
     runs = [(unit, sum(1 for _ in same)) for unit, same in groupby(u for u, _ in units)]
@@ -592,7 +614,7 @@ def _moving(stack: _Stack, budget: int) -> _Answer | None:
     merged = stack.merged()
     if any(stack.groups[members[0]].same for members, *_ in merged):
         raise SpecError("one option per kind cannot be planned with offload", "drop one of them")
-    room = stack.shared.within
+    room = stack.room
     levels = _moved_levels([options for _, options, _, _ in merged])
     states = 0
 
@@ -719,9 +741,13 @@ def _levels(parts: Sequence[tuple[OptionSet, int, int]]) -> list[int]:
 
 
 def _smallest(stack: _Stack) -> int:
+    if stack.model == "stored+working+segments":
+        chains = stack.with_chains()
+        if chains.holders != stack.holders:
+            return min(_smallest(chains), _smallest(stack.without_chains()))
     if stack.model == "timeline":
-        return stack.const + min(
-            least_peak(*_positions(_fixed(stack, choice), stack.inflight))
+        return min(
+            least_peak(*_positions(_fixed(stack, choice), stack.inflight), stack.rest)
             for _, choice in _fixings(stack)
         )
     if stack.model == "stored+working+segments" and not any(g.same for g in stack.groups):
@@ -731,7 +757,7 @@ def _smallest(stack: _Stack) -> int:
     else:
         parts = [(options, n, m) for _, options, n, m in stack.merged()]
     if stack.model == "stored":
-        return stack.shared.peak(sum(n * m * min(o.stored) for o, n, m in parts), 0)
+        return stack.shared.peak(sum(n * m * min(o.stored) for o, n, m in parts), None)
     return min(
         x + _least_peak([(options.moving(x), n, m) for options, n, m in parts], stack.shared)
         for x in _moved_levels([options for options, _, _ in parts])
@@ -798,14 +824,15 @@ def _fixed(stack: _Stack, choice: dict[str, int]) -> tuple[LayerGroup, ...]:
     )
 
 
-def _timeline(stack: _Stack, rest: int) -> _Answer | None:
+def _timeline(stack: _Stack, budget: int) -> _Answer | None:
     best: _Answer | None = None
     relaxed: int | None = None
     for bound, choice in _fixings(stack):
         if best is not None and bound >= best.cost:
             break
         groups = _fixed(stack, choice)
-        answer = _ordered(groups, stack.inflight, rest, None if best is None else best.cost)
+        below = None if best is None else best.cost
+        answer = _ordered(groups, stack.inflight, budget, below, stack.rest)
         if answer is None:
             continue
         relaxed = answer.bound if relaxed is None else min(relaxed, answer.bound)
@@ -822,106 +849,131 @@ def _timeline(stack: _Stack, rest: int) -> _Answer | None:
 
 
 def _ordered(
-    groups: Sequence[LayerGroup], inflight: int, rest: int, cutoff: int | None
+    groups: Sequence[LayerGroup], inflight: int, budget: int, cutoff: int | None, rest: Rest
 ) -> _Answer | None:
-    """Timeline: relax to one layer's own constraint, else search in order.
+    """Timeline: relax to one moment's own constraint, else search in order.
 
-    Only the last layer of each kind is worth relaxing to: at equal bytes of its own, a later layer
-    has more stored before it.
+    Of each kind the last layer is tried (at equal bytes of its own, a later layer has more stored
+    before it), the first (the rest may grow toward it), and the end of forward.
     """
-    sets, weights = _positions(groups, inflight)
-    ends = {(id(options), m): at for at, (options, m) in enumerate(zip(sets, weights, strict=True))}
+    line = _Line(*_positions(groups, inflight), budget, rest)
+    kinds: dict[tuple[int, int], list[int]] = {}
+    for at, (options, m) in enumerate(zip(line.sets, line.weights, strict=True)):
+        kinds.setdefault((id(options), m), []).append(at)
+    lasts = [places[-1] for places in kinds.values()]
+    firsts = [places[0] for places in kinds.values() if rest.layers]
+    ends = [*sorted(lasts, reverse=True), *([len(line.sets), *firsts] if rest.layers else [])]
+    ends = list(dict.fromkeys(ends))
     bound = 0
-    for at in sorted(ends.values(), reverse=True):
-        found = _relaxed_to(at, sets, weights, rest, cutoff)
+    for at in ends:
+        found = line.relaxed_to(at, budget, cutoff)
         if found is None:
             return None
         answer, order = found
         bound = max(bound, answer.cost)
-        if _order_peak(sets, weights, order) <= rest:
+        if line.peak(order) <= budget:
             return answer
     # A plan for stored+working also fits the timeline: a first plan to beat.
-    slots: dict[tuple[int, int], list[int]] = {}
-    for at, (options, m) in enumerate(zip(sets, weights, strict=True)):
-        slots.setdefault((id(options), m), []).append(at)
-    every = [(sets[s[0]], len(s), weights[s[0]]) for s in slots.values()]
-    simple = best_mix(every, _alone(rest), working=True, cutoff=cutoff)
+    every = [(line.sets[s[0]], len(s), line.weights[s[0]]) for s in kinds.values()]
+    simple = best_mix(every, line.unordered(), working=True, cutoff=cutoff)
     fallback: _Answer | None = None
     if simple is not None:
-        order = _arrange(sets, list(slots.values()), simple[0].picks)
+        order = _arrange(line.sets, list(kinds.values()), simple[0].picks)
         units = [Step(1, i) for i in order]
         fallback = _Answer(simple[0].cost, units, bound, simple[0].states, _IN_ORDER)
-    for at in ends.values():
-        tried = _tightened(at, sets, weights, rest, cutoff if fallback is None else fallback.cost)
+    for at in ends:
+        tried = line.tightened(at, cutoff if fallback is None else fallback.cost)
         fallback = fallback if tried is None else tried._replace(bound=bound, method=_IN_ORDER)
-    grain = max(options.grain for options in sets)
+    grain = max(options.grain for options in line.sets)
     if fallback is not None:
         cutoff = fallback.cost // grain * grain
     proven = cutoff is not None and cutoff <= bound // grain * grain
-    better = None if proven else solve_in_order(sets, weights, rest, cutoff)
+    better = None if proven else solve_in_order(line.sets, line.weights, budget, cutoff, rest)
     if better is None:
         return fallback
     cost, picks, states = better
     return _Answer(cost, [Step(1, i) for i in picks], bound, states, _IN_ORDER)
 
 
-def _alone(rest: int) -> Callable[[int], int]:
-    return Room(((0, 1),)).within(rest)
-
-
 _IN_ORDER = "dynamic programming from the last layer"
 _TRIES = 8
 
 
-def _tightened(
-    at: int, sets: Sequence[OptionSet], weights: Sequence[int], rest: int, cutoff: int | None
-) -> _Answer | None:
-    # A plan that fits, from the relaxation with as much less room as its plan exceeds.
-    room = rest
-    for _ in range(_TRIES):
-        found = _relaxed_to(at, sets, weights, room, cutoff)
+@dataclass(frozen=True)
+class _Line:
+    """A stack in order: options and micro-batches of every layer, the budget, and the rest."""
+
+    sets: Sequence[OptionSet]
+    weights: Sequence[int]
+    budget: int
+    rest: Rest
+
+    @cached_property
+    def beside(self) -> tuple[int, ...]:
+        return (*self.rest.of_layers(len(self.sets)), self.rest.head)
+
+    def unordered(self) -> Callable[[int], int]:
+        """Room of the model without order, with the rest's highest moment for every layer."""
+        high = max(*self.beside[:-1], self.rest.tail)
+        rest = Rest(self.rest.head, high, floor=self.rest.floor)
+        return Room(((rest, 1),)).within(self.budget)
+
+    def peak(self, order: Sequence[int]) -> int:
+        pairs = list(zip(self.sets, order, strict=True))
+        stored, working = [s.stored[i] for s, i in pairs], [s.working[i] for s, i in pairs]
+        return timeline_peak(stored, working, self.weights, self.rest)
+
+    def tightened(self, at: int, cutoff: int | None) -> _Answer | None:
+        """A plan that fits, from the relaxation with as much less room as its plan exceeds."""
+        room = self.budget
+        for _ in range(_TRIES):
+            found = self.relaxed_to(at, room, cutoff)
+            if found is None:
+                return None
+            over = self.peak(found[1]) - self.budget
+            if over <= 0:
+                return found[0]
+            room -= over
+        return None
+
+    def relaxed_to(
+        self, at: int, budget: int, cutoff: int | None
+    ) -> tuple[_Answer, list[int]] | None:
+        """The optimum when memory is only counted while layer ``at`` runs backward, as an order.
+
+        Layers up to ``at`` weigh m micro-batches then, later ones m - 1. One past the last layer
+        stands for the end of forward, where all are stored and none works.
+        """
+        slots: dict[tuple[int, int], list[int]] = {}
+        order = [0] * len(self.sets)
+        free = 0
+        for i, (options, m) in enumerate(zip(self.sets, self.weights, strict=True)):
+            weight = m - (i > at)
+            if i == at:
+                continue
+            if weight:
+                slots.setdefault((id(options), weight), []).append(i)
+            else:
+                order[i] = options.cheapest
+                free += options.cost[order[i]]
+        parts = [(self.sets[s[0]], len(s), weight) for (_, weight), s in slots.items()]
+        final = self.sets[at].as_last(self.weights[at]) if at < len(self.sets) else None
+        room = budget - self.beside[at]
+        if final is not None:
+            parts.append((final, 1, 1))
+        below = None if cutoff is None else cutoff - free
+        found = best_mix(parts, lambda _: room, working=False, cutoff=below)
         if found is None:
             return None
-        over = _order_peak(sets, weights, found[1]) - rest
-        if over <= 0:
-            return found[0]
-        room -= over
-    return None
-
-
-def _relaxed_to(
-    at: int, sets: Sequence[OptionSet], weights: Sequence[int], rest: int, cutoff: int | None
-) -> tuple[_Answer, list[int]] | None:
-    """The optimum when memory is only counted while layer ``at`` runs backward, as an order.
-
-    Layers up to ``at`` weigh m micro-batches then, later ones m - 1.
-    """
-    slots: dict[tuple[int, int], list[int]] = {}
-    order = [0] * len(sets)
-    free = 0
-    for i, (options, m) in enumerate(zip(sets, weights, strict=True)):
-        weight = m - (i > at)
-        if i == at:
-            continue
-        if weight:
-            slots.setdefault((id(options), weight), []).append(i)
-        else:
-            order[i] = options.cheapest
-            free += options.cost[order[i]]
-    parts = [(sets[s[0]], len(s), weight) for (_, weight), s in slots.items()]
-    final = sets[at].as_last(weights[at])
-    below = None if cutoff is None else cutoff - free
-    found = best_mix([*parts, (final, 1, 1)], _alone(rest), working=False, cutoff=below)
-    if found is None:
-        return None
-    solved, bound = found
-    for places, picks in zip(slots.values(), solved.picks, strict=False):
-        for place, i in _falling(sets[places[0]], places, picks):
-            order[place] = i
-    order[at] = final.origin(solved.picks[-1][0][0])
-    units = [Step(1, i) for i in order]
-    method = "one layer's constraint: hull bound and core search"
-    return _Answer(solved.cost + free, units, bound + free, solved.states, method), order
+        solved, bound = found
+        for places, picks in zip(slots.values(), solved.picks, strict=False):
+            for place, i in _falling(self.sets[places[0]], places, picks):
+                order[place] = i
+        if final is not None:
+            order[at] = final.origin(solved.picks[-1][0][0])
+        units = [Step(1, i) for i in order]
+        method = "one moment's constraint: hull bound and core search"
+        return _Answer(solved.cost + free, units, bound + free, solved.states, method), order
 
 
 def _arrange(sets: Sequence[OptionSet], slots: Sequence[Sequence[int]], picks: Picks) -> list[int]:
@@ -940,11 +992,6 @@ def _falling(
     return zip(places, ranked, strict=True)
 
 
-def _order_peak(sets: Sequence[OptionSet], weights: Sequence[int], order: Sequence[int]) -> int:
-    pairs = list(zip(sets, order, strict=True))
-    return timeline_peak([s.stored[i] for s, i in pairs], [s.working[i] for s, i in pairs], weights)
-
-
 def _chain_path(stack: _Stack) -> ChainPath:
     first = stack.groups[0].options
     parts = tuple((g.options, g.count, stack.weight(g), g.chain) for g in stack.groups)
@@ -954,6 +1001,20 @@ def _chain_path(stack: _Stack) -> ChainPath:
         first.scratch[key] = ChainPath(positions, stack.max_segment)
     found: ChainPath = first.scratch[key]
     return found
+
+
+def _chained(stack: _Stack, budget: int) -> _Answer | None:
+    """The best plan with chains, or, where the rest beside those is more, without."""
+    chains = stack.with_chains()
+    found = _segments(chains, chains.room(budget))
+    if chains.holders == stack.holders:
+        return found
+    plain = stack.without_chains()
+    other = _unordered(plain, plain.room(budget), working=True)
+    if found is None or other is None:
+        return found or other
+    best = min(found, other, key=lambda answer: answer.cost)
+    return best._replace(bound=min(found.bound, other.bound), states=found.states + other.states)
 
 
 def _segments(stack: _Stack, room: Callable[[int], int]) -> _Answer | None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from actcalc.errors import SpecError
 from actcalc.layers.graph import Graph
 from actcalc.layers.model import ModelGraph, model_graph
+from actcalc.memory.lora import adapted
 from actcalc.memory.placement import held, microbatches, placement
 from actcalc.planner.bridge import (
     NANO,
@@ -29,6 +30,7 @@ from actcalc.planner.knapsack import OptionSet
 from actcalc.planner.methods import greedy, sqrt
 from actcalc.planner.offload import Transfer, module_offload_options, offload_options
 from actcalc.planner.problem import PeakModel, PlanLayer, Problem
+from actcalc.planner.rest import Rest, most_of
 from actcalc.planner.stack import (
     LayerGroup,
     Plan,
@@ -56,7 +58,7 @@ class PlanSettings:
     """How a plan is made.
 
     ``offload`` lets kept tensors leave for host memory, where the run's device has a known link.
-    ``rest_bytes`` is, per pipeline stage, what lives in memory beside the layers' activations
+    ``rests`` is, per pipeline stage, what lives in memory beside the layers' activations
     (empty: nothing does, the budget is for them alone).
     """
 
@@ -65,7 +67,7 @@ class PlanSettings:
     method: Method = "optimal"
     same_on_all_stages: bool = False
     offload: bool = False
-    rest_bytes: tuple[int, ...] = ()
+    rests: tuple[Rest, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +80,7 @@ class Stage:
     """The graph of each group."""
     in_flight: tuple[int, ...]
     """Micro-batches each of its chunks holds."""
-    rest_bytes: int
+    rest: Rest
     segments: int
     """Longest segment of layers that may re-run as one."""
 
@@ -96,7 +98,7 @@ class Stage:
     def key(self) -> tuple[Any, ...]:
         """Equal for stages with equal plans."""
         flights = tuple(group.inflight for group in self.groups)
-        return (self.shape, flights, self.rest_bytes)
+        return (self.shape, flights, self.rest)
 
 
 class RunPlanner:
@@ -116,7 +118,9 @@ class RunPlanner:
         self.run = run
         self._special = options
         self.settings = settings or PlanSettings()
-        self.model: ModelGraph = model_graph(run.model, run.layout, run.workload, run.framework)
+        self.model: ModelGraph = adapted(
+            model_graph(run.model, run.layout, run.workload, run.framework), run.training
+        )
         self.costs: Costs = costs_of(self.model, run.device)
         self.full = full_policy(self.model)
         self.chunks = placement(run.model.depth, run.layout)
@@ -155,9 +159,9 @@ class RunPlanner:
                 )
         if settings.offload:
             self._check_offload()
-        if settings.rest_bytes and len(settings.rest_bytes) != self.run.layout.pp:
+        if settings.rests and len(settings.rests) != self.run.layout.pp:
             raise SpecError(
-                f"{len(settings.rest_bytes)} stages of memory for pp {self.run.layout.pp}",
+                f"{len(settings.rests)} stages of memory for pp {self.run.layout.pp}",
                 "give the bytes of every stage",
             )
 
@@ -206,13 +210,13 @@ class RunPlanner:
                 owners.append(members[0])
         longest = max((len(chunk) for chunk in chunks), default=1)
         segmented = self.peak_model == "stored+working+segments"
-        rest = self.settings.rest_bytes
+        rests = self.settings.rests
         return Stage(
             index=index,
             groups=tuple(groups),
             graphs=tuple(owners),
             in_flight=tuple(flights),
-            rest_bytes=rest[index] if rest else 0,
+            rest=rests[index] if rests else Rest(),
             segments=max(1, longest) if segmented else 1,
         )
 
@@ -297,24 +301,27 @@ class RunPlanner:
     def _solve(self, stage: Stage, budget: int) -> Plan:
         if not stage.groups:
             empty = Plan(
-                feasible=stage.rest_bytes <= budget,
-                optimal=stage.rest_bytes <= budget,
+                feasible=stage.rest.peak(0, 0) <= budget,
+                optimal=stage.rest.peak(0, 0) <= budget,
                 cost=0,
                 lower_bound=0,
                 stored_bytes=0,
-                peak_bytes=stage.rest_bytes,
+                peak_bytes=stage.rest.peak(0, 0),
                 groups=(),
                 peak_model=self.peak_model,
                 budget_bytes=budget,
-                smallest_budget_bytes=stage.rest_bytes,
+                smallest_budget_bytes=stage.rest.peak(0, 0),
             )
             return empty if empty.feasible else replace(empty, cost=None, lower_bound=None)
-        if self.settings.method != "optimal":
-            return (sqrt if self.settings.method == "sqrt" else greedy)(self.problem(stage, budget))
+        if self.settings.method == "greedy":
+            return greedy(self.problem(stage, budget))
+        if self.settings.method == "sqrt":
+            chains = {self._names[key]: chain for key, (_, chain) in self._modules.items()}
+            return sqrt(self.problem(stage, budget), chains)
         return solve_groups(
             stage.groups,
             inflight=max(stage.in_flight),
-            const_bytes=stage.rest_bytes,
+            const_bytes=stage.rest,
             budget_bytes=budget,
             peak_model=self.peak_model,
             max_segment=stage.segments,
@@ -326,9 +333,10 @@ class RunPlanner:
             layer_types={self._names[id(graph)]: self.layer(graph) for graph in stage.graphs},
             stack=stage.shape,
             inflight=max(1, stage.in_flight[0]),
-            const_bytes=stage.rest_bytes,
+            const_bytes=0,
             budget_bytes=budget,
             peak_model=self.peak_model,
+            rest=stage.rest,
         )
 
     @cached_property
@@ -342,11 +350,11 @@ class RunPlanner:
     def smallest_of(self, stage: Stage) -> int:
         """The least memory in bytes with a plan for one stage."""
         if not stage.groups:
-            return stage.rest_bytes
+            return stage.rest.peak(0, 0)
         return smallest_budget(
             stage.groups,
             inflight=max(stage.in_flight),
-            const_bytes=stage.rest_bytes,
+            const_bytes=stage.rest,
             peak_model=self.peak_model,
             max_segment=stage.segments,
         )
@@ -385,7 +393,7 @@ class RunPlanner:
                 replace(group, inflight=max(s.groups[i].inflight or 1 for s in self.stages))
                 for i, group in enumerate(first.groups)
             ),
-            rest_bytes=max(stage.rest_bytes for stage in self.stages),
+            rest=most_of([stage.rest for stage in self.stages]),
         )
         plan = self._solve(heavy, budget)
         if not plan.feasible:
@@ -399,7 +407,7 @@ class RunPlanner:
         """The cheapest plan that fits every stage, where layers weigh alike within each."""
         plan = solve_shared(
             [replace(group, inflight=None) for group in self.stages[0].groups],
-            [(stage.rest_bytes, max(1, stage.in_flight[0])) for stage in self.stages],
+            [(stage.rest, max(1, stage.in_flight[0])) for stage in self.stages],
             budget_bytes=budget,
             peak_model=self.peak_model,
             max_segment=self.stages[0].segments,
@@ -414,7 +422,7 @@ class RunPlanner:
             if stage.key not in made:
                 made[stage.key] = assemble(
                     units_of(plan.groups, stage),
-                    const_bytes=stage.rest_bytes,
+                    const_bytes=stage.rest,
                     budget_bytes=budget,
                     peak_model=self.peak_model,
                     lower_bound=bound,

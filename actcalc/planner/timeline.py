@@ -7,65 +7,102 @@ Going from the last layer backward, all that earlier layers need to know of the 
 
 Adding a layer (K, W, m) in front gives ``E' = E + (m - 1) K`` and ``H' = m K + max(H, E + W)``:
 while that layer runs backward the oldest micro-batch holds its K and nothing later, and while a
-later layer does, its K is held by all m. The peak is H of the whole stack.
+later layer does, its K is held by all m. The peak is H of the whole stack. What else the GPU holds
+is added to W layer by layer; H starts from what it holds with all layers stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
 from actcalc.planner.frontier import pareto
 from actcalc.planner.knapsack import OptionSet, mix_of
+from actcalc.planner.rest import Rest
 
 Ints = NDArray[np.int64]
 
+NO_REST = Rest()
 
-def timeline_peak(stored: Sequence[int], working: Sequence[int], inflight: Sequence[int]) -> int:
-    """Highest bytes held by a stack (in forward order) with m micro-batches in flight per layer."""
-    excess = high = 0
-    for k, w, m in zip(reversed(stored), reversed(working), reversed(inflight), strict=True):
-        high = m * k + max(high, excess + w)
+
+def timeline_peak(
+    stored: Sequence[int],
+    working: Sequence[int],
+    inflight: Sequence[int],
+    rest: Rest = NO_REST,
+    *,
+    layers: Sequence[int] = (),
+) -> int:
+    """Highest bytes held by a stack (in forward order) with m micro-batches in flight per layer.
+
+    ``layers`` says how many layers each entry stands for, where some run backward as one.
+    """
+    excess, high = 0, rest.head
+    beside = _beside(rest, len(stored), layers)
+    rows = zip(stored, working, inflight, beside, strict=True)
+    for k, w, m, more in reversed(list(rows)):
+        high = m * k + max(high, excess + w + more)
         excess += (m - 1) * k
-    return high
+    return max(high, excess + rest.tail, rest.floor)
 
 
-def least_peak(sets: Sequence[OptionSet], inflight: Sequence[int]) -> int:
+def _beside(rest: Rest, count: int, layers: Sequence[int]) -> list[int]:
+    # The rest while each entry runs backward: of several layers, whatever is most.
+    if not rest.layers:
+        return [rest.work] * count
+    sizes = layers or (1,) * count
+    ends = list(accumulate(sizes))
+    return [max(rest.layers[end - n : end]) for n, end in zip(sizes, ends, strict=True)]
+
+
+def least_peak(sets: Sequence[OptionSet], inflight: Sequence[int], rest: Rest = NO_REST) -> int:
     """The lowest timeline peak any choice of options reaches."""
-    excess = high = np.zeros(1, dtype=np.int64)
-    for options, m in zip(reversed(sets), reversed(inflight), strict=True):
+    excess = np.zeros(1, dtype=np.int64)
+    high = np.full(1, rest.head, dtype=np.int64)
+    beside = rest.of_layers(len(sets))
+    rows = zip(sets, inflight, beside, strict=True)
+    for options, m, more in reversed(list(rows)):
         k, w, _ = options.columns
+        w = w + more
         lean = pareto(k, k + w, np.zeros_like(k))
         k, w = k[lean], w[lean]
         high = (m * k + np.maximum(high[:, None], excess[:, None] + w)).ravel()
         excess = (excess[:, None] + (m - 1) * k).ravel()
         keep = pareto(high, excess, np.zeros_like(high))
         excess, high = excess[keep], high[keep]
-    return int(high.min())
+    return max(int(np.maximum(high, excess + rest.tail).min()), rest.floor)
 
 
 def solve_in_order(
-    sets: Sequence[OptionSet], inflight: Sequence[int], rest: int, cutoff: int | None
+    sets: Sequence[OptionSet],
+    inflight: Sequence[int],
+    budget: int,
+    cutoff: int | None,
+    rest: Rest = NO_REST,
 ) -> tuple[int, list[int], int] | None:
-    """The cheapest options (one per layer) with a timeline peak within ``rest``.
+    """The cheapest options (one per layer) with a timeline peak within ``budget``.
 
     Dynamic programming from the last layer backward over (H, E, cost), dropping what is dominated,
     what cannot fit any more, and what the relaxed cost of the layers still to come puts at
     ``cutoff`` or above. Returns cost, option of each layer and states seen; None if there is none.
     """
     curves = _curves(sets, inflight)
-    excess = high = cost = np.zeros(1, dtype=np.int64)
+    excess = cost = np.zeros(1, dtype=np.int64)
+    high = np.full(1, rest.head, dtype=np.int64)
+    beside = rest.of_layers(len(sets))
     back: list[tuple[Ints, Ints]] = []
     states = 0
     for at in range(len(sets) - 1, -1, -1):
         m = inflight[at]
         k, w, c = sets[at].columns
+        w = w + beside[at]
         width = len(k)
         new_high = (m * k + np.maximum(high[:, None], excess[:, None] + w)).ravel()
         new_cost = (cost[:, None] + c).ravel()
-        alive = np.flatnonzero(_promising(new_high, new_cost, rest, cutoff, curves[at]))
+        alive = np.flatnonzero(_promising(new_high, new_cost, budget, cutoff, curves[at]))
         if not len(alive):
             return None
         new_excess = excess[alive // width] + (m - 1) * k[alive % width]
@@ -75,7 +112,10 @@ def solve_in_order(
         alive = alive[keep]
         high, cost = new_high[alive], new_cost[alive]
         back.append((alive // width, alive % width))
-    best = int(np.argmin(cost))
+    fits = np.flatnonzero((excess + rest.tail <= budget) & (high <= budget))
+    if not len(fits) or rest.floor > budget:
+        return None
+    best = int(fits[np.argmin(cost[fits])])
     total = int(cost[best])
     picks: list[int] = []
     for parent, option in reversed(back):
@@ -103,9 +143,9 @@ def _curves(sets: Sequence[OptionSet], inflight: Sequence[int]) -> list[_Curve]:
 
 
 def _promising(
-    high: Ints, cost: Ints, rest: int, cutoff: int | None, curve: _Curve
+    high: Ints, cost: Ints, budget: int, cutoff: int | None, curve: _Curve
 ) -> NDArray[np.bool_]:
-    room = rest - high
+    room = budget - high
     if curve is None:
         fits = room >= 0
         return fits if cutoff is None else fits & (cost < cutoff)

@@ -13,6 +13,7 @@ from actcalc.errors import SpecError
 from actcalc.layers.graph import Graph
 from actcalc.layers.model import ModelGraph, model_graph
 from actcalc.memory.limits import find_limits, total_bytes
+from actcalc.memory.lora import adapted
 from actcalc.memory.placement import microbatches, placement
 from actcalc.policy.rules import NONE, Policy
 from actcalc.policy.stage import StagePolicy
@@ -102,7 +103,7 @@ def _timed(
         work = run.workload.model_copy(
             update={"micro_batch": limit.largest, "global_batch": samples}
         )
-        grown = model_graph(run.model, run.layout, work, run.framework)
+        grown = adapted(model_graph(run.model, run.layout, work, run.framework), run.training)
         full = _roofline(run, grown, device, efficiency)
         largest = step_time(grown, policy, full, count=count)
     return PolicyTime(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from actcalc.planner.compare import Comparison
 from actcalc.render.sheet import Column, Row, Sheet, bytes_column, share_column
+from actcalc.render.training import extra_words
 from actcalc.render.units import count, digits, percent, size
 
 
@@ -53,7 +55,7 @@ def compare_sheets(result: Comparison, units: str) -> list[Sheet]:
             notes=(*notes, *result.notes),
         ),
         *([_times(result, units)] if result.device else []),
-        *([_largest(result)] if any(p.largest_micro_batch for p in policies) else []),
+        *([_largest(result)] if result.device else []),
     ]
 
 
@@ -114,7 +116,7 @@ def _cheapest(result: Comparison) -> str:
 
 
 def _largest(result: Comparison) -> Sheet:
-    """Each policy at the largest micro-batch that fits the device."""
+    """Each policy at the largest micro-batch that fits; for machines alone where none does."""
     policies = result.policies
     known = [p for p in policies if p.largest_samples_per_second]
     below = []
@@ -124,7 +126,7 @@ def _largest(result: Comparison) -> Sheet:
             f"Highest throughput: {best.policy} at micro-batch {best.largest_micro_batch}, "
             f"{digits(best.largest_samples_per_second or 0.0)} sequences/s."
         )
-    return Sheet(
+    sheet = Sheet(
         title="at the largest micro-batch that fits",
         columns=(
             Column("policy", "policy", align="left"),
@@ -148,7 +150,19 @@ def _largest(result: Comparison) -> Sheet:
             for p in policies
         ),
         below=tuple(below),
+        notes=_grown(result),
     )
+    if any(p.largest_micro_batch for p in policies):
+        return sheet
+    columns = tuple(replace(column, shown=False) for column in sheet.columns)
+    return replace(sheet, title="", columns=columns, below=(), notes=())
+
+
+def _grown(result: Comparison) -> tuple[str, ...]:
+    """A note that the global batch grows with the micro-batch, where one was given."""
+    batch = result.workload["global_batch"]
+    kept = f"Micro-batches per step stay as many: the global batch grows from {batch}."
+    return (kept,) if batch is not None else ()
 
 
 def model_sheets(results: Sequence[Comparison], units: str) -> list[Sheet]:
@@ -206,6 +220,7 @@ def _short(result: Comparison) -> str:
     return (
         f"s {work['seq']} b {work['micro_batch']} {work['precision']} {work['attention']} "
         f"attention, {result.framework} kernels"
+        + "".join(f", {word}" for word in extra_words(result.training))
     )
 
 
@@ -275,7 +290,8 @@ def _inputs(result: Comparison) -> tuple[str, ...]:
             f"first stage: {result.stage_layers} layers, {result.in_flight} microbatches in "
             f"flight ({result.layout['schedule'] or _schedule(result)})",
         )
-    return (first, *lines[1:], *stage)
+    extra = extra_words(result.training)
+    return (first, *lines[1:], *(["  ".join(extra)] if extra else []), *stage)
 
 
 def _schedule(result: Comparison) -> str:
@@ -332,6 +348,7 @@ def side_by_side(results: Sequence[Comparison], units: str) -> list[Sheet]:
     above = (
         f"{count(first.parameters)} parameters  {lines[0]}",
         *(line.removesuffix("   kernels") for line in lines[1:]),
+        *extra_words(first.training),
     )
     formulas = tuple(f"{r.framework}: one layer keeps {_formula(r)}" for r in results)
     notes = dict.fromkeys(

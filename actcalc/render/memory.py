@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import groupby
 
 from actcalc.memory.report import LimitFigure, MemoryReport, StageFigure
 from actcalc.render.compare import run_lines
 from actcalc.render.sheet import Column, Row, Sheet, bytes_column
+from actcalc.render.training import training_lines
 from actcalc.render.units import count, digits, scale, size
 from actcalc.specs.layout import chunk_count
 
@@ -34,43 +36,43 @@ def memory_sheets(result: MemoryReport, units: str) -> list[Sheet]:
     """Stages with their parts, the peak in words, what fits, and the limits if asked for."""
     stages = result.stages
     total = max(stage.total_bytes for stage in stages)
-    parts = [part for part in _PARTS if any(part[2](stage) for stage in stages)]
-    largest = [[total]] * (len(parts) + 1)
-    columns: list[Column] = []
-    many = len(stages) > 1
-    if many:
-        columns.append(Column("stage", "stage\n", align="left"))
-        columns.append(Column("layers", "layers\n"))
-        columns.append(Column("in_flight", "held\n"))
-    columns += [
-        bytes_column(key, title, top, units)
-        for (key, title, _), top in zip(parts, largest, strict=False)
-    ]
-    columns.append(bytes_column("total_bytes", "total", [total], units))
-    if result.fits is not None:
-        divisor, unit = scale(total, units)
-        columns.append(
-            Column("margin_bytes", f"left\n{unit}", lambda value: digits(value / divisor))
-        )
-    rows = []
-    for _, group in groupby(stages, key=lambda s: (_key(s), s.in_flight)):
-        same = list(group)
-        stage = same[0]
-        values: list[object] = []
-        if many:
-            values += [_named(same), stage.layers, stage.in_flight]
-        values += [part(stage) for _, _, part in parts]
-        values.append(stage.total_bytes)
-        if result.fits is not None:
-            values.append(stage.margin_bytes)
-        rows.append(Row(tuple(values)))
+    many, judged = len(stages) > 1, result.fits is not None
+    divisor, unit = scale(total, units)
+    columns = (
+        Column("stage", "stage\n", align="left", shown=many),
+        Column("layers", "layers\n", shown=many),
+        Column("in_flight", "held\n", shown=many),
+        *(
+            replace(
+                bytes_column(key, title, [total], units),
+                shown=any(part(stage) for stage in stages),
+            )
+            for key, title, part in _PARTS
+        ),
+        bytes_column("total_bytes", "total", [total], units),
+        Column(
+            "margin_bytes",
+            f"left\n{unit}",
+            lambda value: digits(value / divisor),
+            shown=judged,
+        ),
+    )
+
+    def record(stage: StageFigure, name: object) -> tuple[object, ...]:
+        parts = (part(stage) for _, _, part in _PARTS)
+        layers = (stage.layers, stage.in_flight)
+        return (name, *layers, *parts, stage.total_bytes, stage.margin_bytes)
+
+    folded = [list(same) for _, same in groupby(stages, key=lambda s: (_key(s), s.in_flight))]
+    rows = [Row(record(same[0], _named(same))) for same in folded]
     return [
         Sheet(
             title=f"{result.model['name']}: memory of one GPU per pipeline stage"
             if many
             else f"{result.model['name']}: memory of one GPU",
-            columns=tuple(columns),
+            columns=columns,
             rows=tuple(rows),
+            records=tuple(record(stage, stage.stage) for stage in stages),
             above=_inputs(result),
             below=_below(result, units),
             notes=result.notes,
@@ -82,30 +84,11 @@ def memory_sheets(result: MemoryReport, units: str) -> list[Sheet]:
 
 def _inputs(result: MemoryReport) -> tuple[str, ...]:
     lines = run_lines(result.model, result.layout, result.workload, result.framework)
-    zero = f"  ZeRO {result.layout['zero']}" if result.layout["zero"] else ""
-    training, recipe = result.training, result.recipe
-    moments = f", moments {recipe['moments']:.3g}" if recipe["moments"] else ""
-    master = training["master_bytes"] or recipe["master"]
-    fp8 = result.workload["fp8"] or result.workload["precision"] == "fp8"
-    copies = " + 2 in fp8" if fp8 and not training["fp8_weights"] else ""
-    states = (
-        f"{training['optimizer']}  {recipe['name']} states: weight {recipe['weight']}{copies}, "
-        f"gradient {recipe['gradient']}, master {master}{moments} B{zero}"
-    )
-    extra = []
-    if training["lora_rank"]:
-        base = f", base in {training['base_bits']} bits" if training["base_bits"] < 16 else ""
-        extra.append(f"LoRA r {training['lora_rank']} on {training['lora_targets']}{base}")
-    if training["offload"] != "none":
-        extra.append(f"{training['offload']} offloaded")
-    if training["loss"] != "auto":
-        extra.append(f"{training['loss']} cross-entropy")
     schedule = f"  {result.schedule}, {result.microbatches} micro-batches"
     return (
         f"{count(result.parameters)} parameters  {lines[0]}",
         *lines[1:],
-        states,
-        *(["  ".join(extra)] if extra else []),
+        *training_lines(result.training, result.recipe, result.layout, result.workload),
         f"policy {result.policy}{schedule if result.layout['pp'] > 1 else ''}",
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -15,8 +16,10 @@ from actcalc.planner.plan import (
     RunPlan,
     StageFigure,
 )
+from actcalc.planner.relief import PlanStates
 from actcalc.render.compare import run_lines
 from actcalc.render.sheet import Column, Row, Sheet, bytes_column, share_column
+from actcalc.render.training import training_lines
 from actcalc.render.units import count, digits, flops, percent, size
 
 
@@ -28,12 +31,16 @@ def seconds(value: float) -> str:
     return "0" if value == 0 else f"{digits(value * 1e9)} ns"
 
 
-def plan_sheets(result: RunPlan, units: str) -> list[Sheet]:
-    """The plan (or what would do), then its rivals, then the frontier if there is one."""
+def plan_sheets(result: RunPlan, units: str, states: PlanStates | None = None) -> list[Sheet]:
+    """The plan (or what would do), then its rivals, then the frontier if there is one.
+
+    ``states`` is how weights are trained, where the whole GPU is planned. For machines the first
+    table has the same columns whatever the run, one row per stage and run of equal layers.
+    """
     if not result.feasible:
-        sheets = [_infeasible(result, units)]
+        sheets = [_unplanned(result, units), _infeasible(result, units, states)]
     else:
-        sheets = [_plan(result, units), _rivals(result, units)]
+        sheets = [_plan(result, units, states), _rivals(result, units)]
     if result.frontier:
         sheets.append(_frontier(result, units))
     return sheets
@@ -59,7 +66,7 @@ def _title(result: RunPlan, units: str) -> str:
     )
 
 
-def _above(result: RunPlan) -> tuple[str, ...]:
+def _above(result: RunPlan, states: PlanStates | None) -> tuple[str, ...]:
     cost = (
         f"cost: forward time re-run on {result.device['name']}, one micro-batch"
         if result.device is not None
@@ -81,9 +88,16 @@ def _above(result: RunPlan) -> tuple[str, ...]:
         )
     return (
         *lines,
+        *_trained(states),
         f"memory model: {result.memory_model}   semantics: {semantics[result.semantics]}",
         cost,
     )
+
+
+def _trained(states: PlanStates | None) -> tuple[str, ...]:
+    if states is None:
+        return ()
+    return training_lines(states.training, states.recipe, states.layout, states.workload)
 
 
 def layer_lines(result: LayerPlan) -> tuple[str, ...]:
@@ -117,49 +131,93 @@ def _what(figure: LayersFigure) -> str:
     return ops or "nothing"
 
 
-def _plan(result: RunPlan, units: str) -> Sheet:
-    rows: list[Row] = []
+def _cost_columns(result: RunPlan, title: str) -> tuple[Column, Column]:
+    """The cost in seconds and in FLOPs, of which people see the one there is."""
+    timed = result.device is not None
+    return (
+        Column("cost_seconds", title, seconds, shown=timed),
+        Column("cost_flops", title, flops, shown=not timed),
+    )
+
+
+def _costs(figure: Any) -> tuple[float | None, int | None]:
+    return figure.cost_seconds, figure.cost_flops
+
+
+def _plan_columns(result: RunPlan, units: str, *, shown: bool) -> tuple[Column, ...]:
     layers = [one for stage in result.stages for one in stage.layers]
     stored = [one.stored_bytes for one in layers]
-    piped = len(result.stages) > 1
-    for _, same in groupby(result.stages, key=lambda stage: _layer_key(stage.layers)):
-        stages = list(same)
-        for index, one in enumerate(stages[0].layers):
-            rows.append(
-                Row(
-                    (
-                        _stage_name(stages),
-                        one.kind,
-                        one.count,
-                        _what(one),
-                        *((", ".join(one.offloaded) or "nothing",) if result.offload else ()),
-                        one.stored_bytes,
-                        _cost(result, one),
-                    ),
-                    rule_after=piped and index == len(stages[0].layers) - 1,
-                )
-            )
-    amount = _amount(result)
+    each = "a layer\nor segment" if any(one.segment > 1 for one in layers) else "each"
     columns = (
         Column("stage", "stage", align="left"),
         Column("kind", "kind", align="left"),
         Column("count", "layers"),
         Column("recompute", "re-run in backward", align="left", wrap=True),
-        *(
-            (Column("offloaded", "offloaded to host", align="left", wrap=True),)
-            if result.offload
-            else ()
-        ),
-        bytes_column("stored_bytes", "stored\neach", stored, units),
-        Column("cost", "cost\neach", amount),
+        Column("offloaded", "offloaded to host", align="left", wrap=True, shown=result.offload),
+        bytes_column("stored_bytes", f"stored\n{each}", stored, units),
+        *_cost_columns(result, f"cost\n{each}"),
+        Column("segment", "segment", shown=False),
+        Column("feasible", "feasible", shown=False),
+        Column("stage_peak_bytes", "peak", shown=False),
+        Column("stage_rest_bytes", "rest", shown=False),
+        Column("smallest_memory_bytes", "smallest", shown=False),
     )
+    return columns if shown else tuple(replace(column, shown=False) for column in columns)
+
+
+def _layer_values(stage: StageFigure, name: str, one: LayersFigure | None) -> tuple[Any, ...]:
+    of_stage = (stage.feasible, stage.peak_bytes, stage.rest_bytes, stage.smallest_memory_bytes)
+    if one is None:
+        return (name, *(None,) * 8, *of_stage)
+    return (
+        name,
+        one.kind,
+        one.count,
+        _what(one),
+        ", ".join(one.offloaded) or "nothing",
+        one.stored_bytes,
+        *_costs(one),
+        one.segment,
+        *of_stage,
+    )
+
+
+def _records(result: RunPlan) -> tuple[tuple[Any, ...], ...]:
+    """Every stage's layers, stage by stage; a stage without a plan has one row."""
+    return tuple(
+        _layer_values(stage, str(stage.stage), one)
+        for stage in result.stages
+        for one in stage.layers or (None,)
+    )
+
+
+def _unplanned(result: RunPlan, units: str) -> Sheet:
+    """The main table for machines where some stage has no plan."""
+    columns = _plan_columns(result, units, shown=False)
+    return Sheet(title="", columns=columns, rows=(), records=_records(result))
+
+
+def _plan(result: RunPlan, units: str, states: PlanStates | None) -> Sheet:
+    rows: list[Row] = []
+    piped = len(result.stages) > 1
+    for _, same in groupby(result.stages, key=lambda stage: _layer_key(stage.layers)):
+        stages = list(same)
+        layers = stages[0].layers
+        rows += [
+            Row(
+                _layer_values(stages[0], _stage_name(stages), one),
+                rule_after=piped and one is layers[-1],
+            )
+            for one in layers
+        ]
     return Sheet(
         title=_title(result, units),
-        columns=columns,
+        columns=_plan_columns(result, units, shown=True),
         rows=tuple(rows),
-        above=_above(result),
+        above=_above(result, states),
         below=(*_totals(result, units), *result.certificate),
         notes=result.notes,
+        records=_records(result),
     )
 
 
@@ -201,20 +259,20 @@ def _rest(result: RunPlan, stage: StageFigure, units: str) -> tuple[str, ...]:
 
 
 def _rivals(result: RunPlan, units: str) -> Sheet:
-    amount = _amount(result)
     cost = _cost(result, result)
     fitting = [r for r in result.rivals if r.peak_bytes is not None]
     peaks = [r.peak_bytes or 0 for r in fitting] + [result.peak_bytes or 0]
     label = {"optimal": "this plan", "sqrt": "equal segments", "greedy": "greedy"}[result.method]
 
-    def row(name: str, peak: int | None, price: Any, style: Any = "plain") -> Row:
+    def row(name: str, peak: int | None, figure: Any) -> Row:
+        price = _cost(result, figure)
         share = None if price is None or not result.forward_cost else price / result.forward_cost
         ratio = None if price is None or not cost else price / cost
-        return Row((name, peak, price, share, ratio), style=style)
+        return Row((name, peak, *_costs(figure), share, ratio))
 
-    rows = [row(label, result.peak_bytes, cost)]
+    rows = [row(label, result.peak_bytes, result)]
     rows += [
-        row(_rival_name(rival), rival.peak_bytes, _cost(result, rival))
+        row(_rival_name(rival), rival.peak_bytes, rival)
         for rival in sorted(fitting, key=lambda r: _cost(result, r) or 0)
     ]
     missing = [rival.name for rival in result.rivals if rival.peak_bytes is None]
@@ -227,7 +285,7 @@ def _rivals(result: RunPlan, units: str) -> Sheet:
         columns=(
             Column("policy", "plan", align="left", wrap=True),
             bytes_column("peak_bytes", "peak", peaks, units),
-            Column("cost", "cost\n ", amount),
+            *_cost_columns(result, "cost\n "),
             share_column("of_forward_ratio", "of a\nforward"),
             Column("cost_per_plan_cost_ratio", "times\nthe plan", digits),
         ),
@@ -269,7 +327,7 @@ def _sentence(result: RunPlan) -> str:
     return text[0].upper() + text[1:] + "."
 
 
-def _infeasible(result: RunPlan, units: str) -> Sheet:
+def _infeasible(result: RunPlan, units: str, states: PlanStates | None) -> Sheet:
     least = result.smallest_memory_bytes or 0
     below = [
         f"No plan fits in {size(result.memory_bytes, units)}: even the leanest needs "
@@ -281,21 +339,52 @@ def _infeasible(result: RunPlan, units: str) -> Sheet:
             f"Of it {size(rest, units)} is no activation of a layer: weights, gradients, "
             "optimizer, buffers, embedding, head."
         )
-    rows = tuple(Row((one.change, one.smallest_memory_bytes)) for one in result.changes)
-    sizes = [one.smallest_memory_bytes for one in result.changes]
-    columns = (
-        Column("change", "what to change", align="left"),
-        bytes_column("smallest_memory_bytes", "then enough", sizes, units),
-    )
-    if not rows and not isinstance(result, LayerPlan):
+    if states is not None and 2 * states.total_bytes > least:
+        below.append(
+            f"States are the larger part: weights {size(states.weights_bytes, units)}, gradients "
+            f"{size(states.gradients_bytes, units)}, optimizer "
+            f"{size(states.optimizer_bytes, units)}. No recomputation lowers them."
+        )
+    sizes = [least, *(one.smallest_memory_bytes for one in result.changes)]
+    if not result.changes and not isinstance(result, LayerPlan):
         below.append("More pipeline stages (--pp) or a shorter --seq would lower it.")
+    shown = bool(result.changes)
+    fits = Column("fits", "fits\n ", lambda fits: "yes" if fits else "no", "left", shown=shown)
     return Sheet(
         title=_title(result, units),
-        columns=columns if rows else (),
-        rows=rows,
-        above=(*_above(result), *below),
-        notes=result.notes,
+        columns=(
+            Column("change", "what to change", align="left", shown=shown),
+            replace(
+                bytes_column("smallest_memory_bytes", "then enough", sizes, units), shown=shown
+            ),
+            fits,
+        ),
+        rows=tuple(
+            Row(
+                (
+                    one.change,
+                    one.smallest_memory_bytes,
+                    one.smallest_memory_bytes <= result.memory_bytes,
+                )
+            )
+            for one in result.changes
+        ),
+        above=(*_above(result, states), *below),
+        notes=(*_of_changes(result), *result.notes),
     )
+
+
+def _of_changes(result: RunPlan) -> tuple[str, ...]:
+    """What the changes take beside memory."""
+    flags = {word for one in result.changes for word in one.change.split() if word[:2] == "--"}
+    more = [flag for flag in ("--dp", "--pp", "--tp", "--cp") if flag in flags]
+    notes = []
+    if more:
+        notes.append(f"{', '.join(more)} as given here {'takes' if len(more) == 1 else 'take'} "
+                     "more GPUs.")  # fmt: skip
+    if "--lora-rank" in flags:
+        notes.append("--lora-rank trains adapters alone; the model's own weights stay as they are.")
+    return tuple(notes)
 
 
 def _frontier(result: RunPlan, units: str) -> Sheet:
@@ -305,7 +394,7 @@ def _frontier(result: RunPlan, units: str) -> Sheet:
             (
                 point.memory_bytes,
                 point.peak_bytes,
-                _cost(result, point),
+                *_costs(point),
                 (_cost(result, point) or 0) / result.forward_cost if result.forward_cost else None,
             )
         )
@@ -316,7 +405,7 @@ def _frontier(result: RunPlan, units: str) -> Sheet:
         columns=(
             bytes_column("memory_bytes", "memory", [p.memory_bytes for p in points], units),
             bytes_column("peak_bytes", "peak", [p.peak_bytes for p in points], units),
-            Column("cost", "cost\n ", _amount(result)),
+            *_cost_columns(result, "cost\n "),
             share_column("of_forward_ratio", "of a\nforward"),
         ),
         rows=rows,
@@ -330,16 +419,35 @@ def _frontier(result: RunPlan, units: str) -> Sheet:
 
 
 def problem_sheets(result: ProblemPlan, units: str) -> list[Sheet]:
-    """The plan of a user's own problem."""
+    """The plan of a user's own problem; the same columns for machines where none fits."""
     title = f"{result.method} plan, {size(result.budget_bytes, units)}, {result.peak_model}"
+    groups = result.groups
+    each = "a segment" if any(group["segment"] > 1 for group in groups) else "each"
+    stored = [group["stored_bytes"] for group in groups]
+    columns = (
+        Column("layer_type", "kind", align="left"),
+        Column("count", "layers"),
+        Column("segment", "layers a\nsegment"),
+        Column("recompute", "re-run in backward", align="left", wrap=True),
+        bytes_column("stored_bytes", f"stored\n{each}", stored, units),
+        Column("cost", f"cost\n{each}", lambda value: f"{value:,}"),
+        Column("feasible", "feasible", shown=False),
+        Column("smallest_memory_bytes", "smallest", shown=False),
+    )
+    least = result.smallest_memory_bytes
     if not result.feasible:
-        least = result.smallest_memory_bytes
         line = "No plan fits."
         if least is not None:
             line = f"No plan fits; {least:,} bytes would do ({size(least, units)})."
-        return [Sheet(title=title, columns=(), rows=(), above=(line,))]
-    groups = result.groups
-    stored = [group["stored_bytes"] for group in groups]
+        return [
+            Sheet(
+                title=title,
+                columns=tuple(replace(column, shown=False) for column in columns),
+                rows=(),
+                above=(line,),
+                records=((*(None,) * 6, False, least),),
+            )
+        ]
     rows = tuple(
         Row(
             (
@@ -349,6 +457,8 @@ def problem_sheets(result: ProblemPlan, units: str) -> list[Sheet]:
                 ", ".join(group["recompute"]) or "nothing",
                 group["stored_bytes"],
                 group["cost"],
+                True,
+                least,
             )
         )
         for group in groups
@@ -357,18 +467,11 @@ def problem_sheets(result: ProblemPlan, units: str) -> list[Sheet]:
     return [
         Sheet(
             title=title,
-            columns=(
-                Column("layer_type", "kind", align="left"),
-                Column("count", "layers"),
-                Column("segment", "segment"),
-                Column("recompute", "re-run in backward", align="left", wrap=True),
-                bytes_column("stored_bytes", "stored", stored, units),
-                Column("cost", "cost", lambda value: f"{value:,}"),
-            ),
+            columns=columns,
             rows=rows,
             below=(
                 f"cost {result.cost:,} ({proof}), stored {size(result.stored_bytes or 0, units)}, "
-                f"peak {size(result.peak_bytes or 0, units)}.",
+                f"peak {size(result.peak_bytes or 0, units)}, of all layers together.",
             ),
         )
     ]

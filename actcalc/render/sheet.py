@@ -11,13 +11,18 @@ from actcalc.render.units import digits, percent, scale
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Column:
-    """One column: key for machines, title (with unit) for people, how a raw value is shown."""
+    """One column: key for machines, title (with unit) for people, how a raw value is shown.
+
+    One that is not ``shown`` is for machines alone: it keeps the columns of a CSV table the same
+    where people need not read what is empty or the same in every row.
+    """
 
     key: str
     title: str
     show: Callable[[Any], str] = str
     align: Literal["left", "right"] = "right"
     wrap: bool = False
+    shown: bool = True
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -31,7 +36,11 @@ class Row:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sheet:
-    """One table with the lines that belong to it."""
+    """One table with the lines that belong to it.
+
+    ``records`` are the rows for machines, where people are shown others (merged or shortened);
+    None: the plain rows are.
+    """
 
     title: str
     columns: tuple[Column, ...]
@@ -39,6 +48,26 @@ class Sheet:
     above: tuple[str, ...] = ()
     below: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    records: tuple[tuple[Any, ...], ...] | None = None
+
+    @property
+    def visible(self) -> bool:
+        """Whether there is anything to show to people."""
+        lines = (self.title, *self.above, *self.below, *self.notes)
+        return any(lines) or any(column.shown for column in self.columns)
+
+    def shown(self, row: Row) -> list[str]:
+        """A row's cells as people read them, without what is for machines alone."""
+        return [
+            "" if value is None else column.show(value)
+            for column, value in zip(self.columns, row.values, strict=True)
+            if column.shown
+        ]
+
+    @property
+    def shown_columns(self) -> tuple[Column, ...]:
+        """The columns that people see."""
+        return tuple(column for column in self.columns if column.shown)
 
 
 def bytes_column(key: str, title: str, values: Sequence[float], units: str) -> Column:

@@ -32,7 +32,7 @@ def console(record: bool = False) -> Console:
 def print_sheets(sheets: list[Sheet], target: Console | None = None) -> None:
     """Draw the sheets one below the other."""
     target = target or console()
-    for index, sheet in enumerate(sheets):
+    for index, sheet in enumerate(sheet for sheet in sheets if sheet.visible):
         if index:
             target.print()
         _draw(sheet, target)
@@ -43,7 +43,7 @@ def _draw(sheet: Sheet, target: Console) -> None:
         target.print(Text(sheet.title, style="bold"))
     if sheet.above:
         target.print(Text("\n".join(sheet.above)))
-    if sheet.columns:
+    if sheet.shown_columns:
         target.print(_table(sheet))
     below = Text("\n".join(sheet.below))
     for note in sheet.notes:
@@ -54,7 +54,7 @@ def _draw(sheet: Sheet, target: Console) -> None:
 
 def _table(sheet: Sheet) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    for column in sheet.columns:
+    for column in sheet.shown_columns:
         table.add_column(
             Text(column.title),
             justify=column.align,
@@ -62,11 +62,7 @@ def _table(sheet: Sheet) -> Table:
             overflow="fold" if column.wrap else "ellipsis",
         )
     for row in sheet.rows:
-        cells = [
-            "" if value is None else column.show(value)
-            for column, value in zip(sheet.columns, row.values, strict=True)
-        ]
-        table.add_row(*(Text(cell) for cell in cells), style=_STYLES[row.style])
+        table.add_row(*(Text(cell) for cell in sheet.shown(row)), style=_STYLES[row.style])
         if row.rule_after:
             table.add_section()
     return table
@@ -82,5 +78,5 @@ def export(sheets: list[Sheet], name: str) -> str:
         return target.file.getvalue()  # type: ignore[attr-defined, no-any-return]
     target = console(record=True)
     print_sheets(sheets, target)
-    title = sheets[0].title if sheets else "actcalc"
+    title = next((sheet.title for sheet in sheets if sheet.visible), "actcalc")
     return target.export_svg(title=title) if name == "svg" else target.export_html()

@@ -4,46 +4,87 @@ from __future__ import annotations
 
 import csv as csv_module
 import io
+from dataclasses import dataclass
+from typing import Any
 
 from actcalc.render.sheet import Sheet
 
 
 def csv(sheets: list[Sheet]) -> str:
-    """Raw values under their keys; tables of the same columns become one, others are kept apart."""
+    """Raw values under their keys: the main table first, others after an empty line each.
+
+    Tables of the same columns become one, and so do tables of the same rows (compare's figures of
+    each policy). Where no sheet has a table, its lines are the rows: an answer is never empty.
+    """
     out = io.StringIO()
     writer = csv_module.writer(out, lineterminator="\n")
-    header: tuple[str, ...] = ()
-    for sheet in sheets:
-        keys = tuple(column.key for column in sheet.columns)
-        if not keys:
-            continue
-        if keys != header:
-            if header:
-                out.write("\n")
-            writer.writerow(keys)
-            header = keys
-        for row in sheet.rows:
-            if row.style == "plain":
-                writer.writerow(["" if value is None else value for value in row.values])
+    for index, table in enumerate(_tables(sheets)):
+        if index:
+            out.write("\n")
+        writer.writerow(table.keys)
+        for row in table.rows:
+            writer.writerow(["" if value is None else value for value in row])
     return out.getvalue()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Table:
+    keys: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+
+
+def _tables(sheets: list[Sheet]) -> list[_Table]:
+    found: list[_Table] = []
+    for sheet in sheets:
+        if not sheet.columns:
+            continue
+        keys = tuple(column.key for column in sheet.columns)
+        rows = [row.values for row in sheet.rows if row.style == "plain"]
+        if sheet.records is not None:
+            rows = list(sheet.records)
+        if found and found[-1].keys == keys:
+            found[-1].rows.extend(rows)
+        elif found and _same_rows(found[0], keys, rows):
+            wider = [one + other[1:] for one, other in zip(found[0].rows, rows, strict=True)]
+            found[0] = _Table(found[0].keys + keys[1:], wider)
+        else:
+            found.append(_Table(keys, rows))
+    lines = [
+        (line,)
+        for sheet in sheets
+        for line in (sheet.title, *sheet.above, *sheet.below, *sheet.notes)
+        if line
+    ]
+    return found or [_Table(("line",), lines)]
+
+
+def _same_rows(table: _Table, keys: tuple[str, ...], rows: list[tuple[Any, ...]]) -> bool:
+    """Whether more columns of the same things follow: equal names in the first column."""
+    names = [row[0] for row in rows]
+    return (
+        set(table.keys) & set(keys) == {keys[0]}
+        and table.keys[0] == keys[0]
+        and names == [row[0] for row in table.rows]
+        and len(set(names)) == len(names)
+    )
 
 
 def markdown(sheets: list[Sheet]) -> str:
     """Each sheet as a Markdown table with its lines above and below."""
     parts: list[str] = []
     for sheet in sheets:
+        if not sheet.visible:
+            continue
         lines = [f"**{sheet.title}**", ""] if sheet.title else []
         for line in sheet.above:
             lines += [_escape(line), ""]
-        if sheet.columns:
-            titles = [_escape(column.title.replace("\n", " ")) for column in sheet.columns]
-            rules = ["---:" if column.align == "right" else ":---" for column in sheet.columns]
+        columns = sheet.shown_columns
+        if columns:
+            titles = [_escape(column.title.replace("\n", " ")) for column in columns]
+            rules = ["---:" if column.align == "right" else ":---" for column in columns]
             lines += [_row(titles), _row(rules)]
             for row in sheet.rows:
-                cells = [
-                    "" if value is None else _escape(column.show(value))
-                    for column, value in zip(sheet.columns, row.values, strict=True)
-                ]
+                cells = [_escape(cell) for cell in sheet.shown(row)]
                 lines.append(
                     _row([f"**{c}**" if c and row.style == "strong" else c for c in cells])
                 )

@@ -48,7 +48,10 @@ class KernelOptions(Spec):
     moe_router_pre_softmax: Literal["auto", "on", "off"] = "auto"
     """Softmax over all experts before top-k instead of over the chosen ones; auto: the model's."""
     cross_entropy_loss_fusion: bool = False
-    """Fuse the vocabulary-parallel cross-entropy; it keeps the same fp32 softmax either way."""
+    """Fuse the vocabulary-parallel cross-entropy; what it keeps follows from the next field."""
+    cross_entropy_fusion_impl: Literal["native", "te"] = "native"
+    """Which fused cross-entropy: Megatron's keeps the fp32 softmax like the unfused one,
+    Transformer Engine's the logits in their own type, which its backward overwrites."""
     make_vocab_size_divisible_by: Count = 0
     """Pad the vocabulary to a multiple of this times tp (Megatron's own default is 128; 0: no)."""
     async_tensor_model_parallel_allreduce: bool = True

@@ -51,6 +51,9 @@ class Training(Spec):
     instances: Degree = 1
     """Copies of the sharded states, each over its part of the replicas (Megatron's
     --num-distributed-optimizer-instances)."""
+    instances_share_states: bool = False
+    """Master weights and moments are sharded over all instances, weights and gradients inside each
+    (Megatron-FSDP's --outer-dp-sharding-strategy optim)."""
     prefetch: bool = True
     """ZeRO-3 gathers the next layer's weights while one computes."""
     persistent_buffers: bool = False

@@ -150,3 +150,37 @@ def test_calibration_recovers_what_made_the_times():
     assert fit.after_ratio < 0.01
     assert fit.efficiency["gemm"] == pytest.approx(0.6, abs=0.05)
     assert fit.efficiency["memory"] == pytest.approx(0.7, abs=0.05)
+
+
+def test_gpus_hold_whole_replicas(cli):
+    done = cli("mfu", "gpt-22b", *STEP, "--gpus", 7, "--tp", 8, "--step-time", 1)
+    assert done.code == 2
+    assert "7 GPUs" in done.err
+    assert "--gpus 8" in done.err
+    assert cli("mfu", "gpt-22b", *STEP, "--gpus", 7, "--step-time", 1.5).code == 0
+
+
+def test_more_than_the_peak_is_impossible(cli):
+    done = cli("mfu", "gpt-22b", *STEP, "--step-time", "0.3", "--json")
+    assert done.code == 1
+    assert done.json["mfu_ratio"] > 1
+    assert done.json["possible"] is False
+    assert done.json["notes"][0].startswith("Impossible: ")
+    # A possible MFU whose re-runs are not: full recomputation does a third more.
+    again = [*STEP[:-1], "full", "--mfu", "0.9"]
+    done = cli("mfu", "gpt-22b", *again, "--json")
+    assert (done.code, done.json["possible"]) == (1, False)
+    assert done.json["mfu_ratio"] == pytest.approx(0.9)
+    assert done.json["hfu_ratio"] > 1
+
+
+def test_masked_scores_may_exceed_the_peak(cli):
+    """Flash attention skips what a full count has: above 1 by that count is no contradiction."""
+    args = ("mfu", "llama-3-8b", "--tp", 8, "--sp", "--seq", 2**20, "--gpus", 8, "--global-batch",
+            1, "--device", "h100-80gb", "--step-time", 200)  # fmt: skip
+    done = cli(*args, "--json")
+    assert done.json["mfu_ratio"] > 1
+    assert done.json["possible"] is True
+    assert done.code == 0
+    eager = cli(*args, "--attention", "eager", "--json")
+    assert (eager.code, eager.json["possible"]) == (1, False)

@@ -219,21 +219,50 @@ def _mixed(rivals: Rivals, stage: Any, first: str, second: str, count: int) -> t
     return cost, max(peaks)
 
 
-def test_the_rest_of_the_gpu_is_that_of_memory() -> None:
-    """Layers and the rest together are what `memory` says of no re-run."""
+@pytest.mark.parametrize(
+    ("name", "layout", "workload", "framework"),
+    [
+        ("llama-3-8b", {"tp": 4, "sp": True, "pp": 2}, {}, None),
+        ("llama-3.1-8b", {"zero": 3, "dp": 8}, {"seq": 32768}, None),
+        ("gpt3-175b", {"tp": 8, "sp": True, "pp": 8, "vpp": 2}, {}, "megatron"),
+        ("deepseek-v3", {"ep": 8, "dp": 8, "zero": 1}, {}, "megatron"),
+        ("gpt2", {}, {"micro_batch": 8}, "transformers"),
+    ],
+)
+def test_the_rest_of_the_gpu_is_that_of_memory(
+    name: str, layout: Any, workload: Any, framework: str | None
+) -> None:
+    """Layers and the rest together are what `memory` says, and the memory models are nested."""
     from dataclasses import replace
 
     from actcalc.memory.report import memory_run
 
-    run = load_run("llama-3-8b", layout={"tp": 4, "sp": True, "pp": 2}, device="h100-80gb")
-    settings = PlanSettings()
-    rest = rest_of_stages(run, settings)
-    planner = RunPlanner(run, replace(settings, rest_bytes=rest))
-    report = memory_run(replace(run, policies=("none",)))
-    for stage, figure in zip(planner.stages, report.stages, strict=True):
-        _, peak = Rivals(planner).measured(stage, NONE)
-        assert peak >= figure.total_bytes
-    result = plan_run(run, 80 * 10**9, replace(settings, rest_bytes=rest))
+    run = load_run(name, layout=layout, workload=workload, framework=framework, device="h100-80gb")
+    totals = {
+        policy: [stage.total_bytes for stage in memory_run(replace(run, policies=(policy,))).stages]
+        for policy in ("none", "full")
+    }
+    models: tuple[Any, ...] = ("stored", "timeline", "stored+working")
+    planners = []
+    for model in models[:1] + models[2:] if "vpp" in layout else models:
+        settings = PlanSettings(memory_model=model)
+        settings = replace(settings, rests=rest_of_stages(run, settings))
+        planners.append(RunPlanner(run, settings))
+        rivals = Rivals(planners[-1])
+        for policy, expected in totals.items():
+            for stage, total in zip(rivals.planner.stages, expected, strict=True):
+                _, peak = rivals.measured(stage, rivals.policy(policy, stage))
+                if model != "stored":
+                    assert peak >= total
+                assert peak <= total + max(total // 50, 10**9)
+    smallest = [planner.smallest for planner in planners]
+    assert smallest == sorted(smallest)
+    assert smallest[-1] <= max(totals["full"]) + 10**9
+    for share in (1.0, 1.1, 1.5):
+        budget = int(smallest[-1] * share)
+        costs = [sum(plan.cost or 0 for plan in each.plan(budget)) for each in planners]
+        assert costs == sorted(costs)
+    result = plan_run(run, int(1.1 * smallest[-1]), planners[-1].settings)
     assert result.feasible
     assert not result.activations_only
 
@@ -241,7 +270,8 @@ def test_the_rest_of_the_gpu_is_that_of_memory() -> None:
 @pytest.mark.parametrize(
     ("text", "size"),
     [("70GiB", 70 * 2**30), ("6GB", 6 * 10**9), ("500 MB", 5 * 10**8), ("1e9", 10**9),
-     ("123", 123), ("0.5kB", 500), ("10.27GB", 10_270_000_000), ("2tib", 2 * 2**40)],
+     ("123B", 123), ("0.5kB", 500), ("1048576", 2**20), ("10.27GB", 10_270_000_000),
+     ("2tib", 2 * 2**40)],
 )  # fmt: skip
 def test_budgets_in_words(text: str, size: int) -> None:
     assert parse_bytes(text) == size
@@ -250,7 +280,7 @@ def test_budgets_in_words(text: str, size: int) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "-1", "0", "0GB", "70 potatoes", "GiB", "1e99", "nan", "inf", "-6GB", "1,5GB", "6 G B",
-     "99999999TB", "6iB", "0x10", "1" * 400, "٣GB"],
+     "99999999TB", "6iB", "0x10", "70", "80.5", "1048575", "1" * 400, "٣GB"],
 )  # fmt: skip
 def test_bad_budgets_are_refused(text: str) -> None:
     with pytest.raises(SpecError) as caught:

@@ -22,9 +22,9 @@ from actcalc.planner import (
     solve_groups,
 )
 from actcalc.planner.frontier import layer_option
-from actcalc.planner.levels import Room
 from actcalc.planner.offload import SMALLEST_SHARE, Transfer, movable
 from actcalc.planner.plan import plan_command
+from actcalc.planner.rest import Rest, Room
 from actcalc.planner.stages import PlanSettings, RunPlanner
 from actcalc.specs.run import Run, load_run
 from tests.planner.planner_oracle import random_layer
@@ -227,7 +227,7 @@ def test_one_plan_for_several_gpus(seed: int) -> None:
         held = sum(options.stored[i] for i in chosen)
         works = max(options.working[i] for i in chosen)
         peak = max(other + m * held + works for other, m in holders)
-        assert peak == Room(tuple(holders)).peak(held, works)
+        assert peak == Room(tuple((Rest.of(other), m) for other, m in holders)).peak(held, works)
         cost = sum(options.cost[i] for i in chosen)
         best[peak] = min(cost, best.get(peak, cost))
     for budget in range(min(best) - 1, max(best) + 2, 3):
