@@ -18,8 +18,8 @@ ROOMS = (
     "policy",
     "layers",
     "specs",
-    "measure",
     "io",
+    "measure",
 )
 FREE = {"errors"}  # importable from everywhere
 ABOVE = {"__main__", "api", "__init__"}  # may import everything

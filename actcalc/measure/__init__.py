@@ -7,7 +7,7 @@ GPU. Nothing of PyTorch is imported before one of them is called.
 
 from actcalc.measure.cuda import measure_cuda, measure_module_cuda
 from actcalc.measure.hf import measure_transformers
-from actcalc.measure.layer import MeasuredLayer, read_layer, write_layer
+from actcalc.measure.layer import MeasuredLayer, layer_of, write_layer
 from actcalc.measure.module import load_factory, measure_module
 from actcalc.measure.results import CudaStep, Flops, Measured, SavedTensor
 
@@ -17,11 +17,11 @@ __all__ = [
     "Measured",
     "MeasuredLayer",
     "SavedTensor",
+    "layer_of",
     "load_factory",
     "measure_cuda",
     "measure_module",
     "measure_module_cuda",
     "measure_transformers",
-    "read_layer",
     "write_layer",
 ]

@@ -43,17 +43,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from actcalc.errors import SpecError
-from actcalc.io.yamlfile import read_mapping
 
 Schema = Literal["actcalc/measured-layer/1", "actcalc/measured-layer/2"]
 _SCHEMA: Schema = "actcalc/measured-layer/2"
-_LARGEST = 64_000_000
 _YAML_ENDINGS = (".yaml", ".yml")
 
 
@@ -224,15 +222,14 @@ def write_layer(layer: MeasuredLayer, path: str | Path) -> None:
         ) from error
 
 
-def read_layer(path: str | Path) -> MeasuredLayer:
-    """Read what :func:`write_layer` wrote.
+def layer_of(content: dict[str, Any], path: Path) -> MeasuredLayer:
+    """The layer in what :func:`write_layer` wrote to ``path``.
 
     Raises:
-        SpecError: the file cannot be read, or is no measured layer.
+        SpecError: it is no measured layer.
     """
-    path = Path(path)
     hint = "write it with: actcalc measure ... --save FILE"
-    content = read_mapping(path, _LARGEST)
+    content = dict(content)
     if content.get("schema") not in get_args(Schema):
         raise SpecError(f"{path} is no measured layer (schema {_SCHEMA})", hint=hint)
     content["schema_"] = content.pop("schema")

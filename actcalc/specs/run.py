@@ -164,9 +164,18 @@ def measured_layer(text: str) -> MeasuredLayer | None:
         return None
     if not holds:
         return None
-    from actcalc.measure.layer import read_layer
-
     return read_layer(path)
+
+
+def read_layer(path: Path) -> MeasuredLayer:
+    """The measured layer in a file of at most 64 MB.
+
+    Raises ``SpecError`` for a file that cannot be read, or holds something else.
+    """
+    from actcalc.io.yamlfile import read_mapping
+    from actcalc.measure.layer import layer_of
+
+    return layer_of(read_mapping(path, _LARGEST), path)
 
 
 def _refuse_measured_layer(path: Path) -> None:

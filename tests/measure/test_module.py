@@ -16,10 +16,10 @@ from actcalc.measure import (
     measure_cuda,
     measure_module,
     measure_transformers,
-    read_layer,
     write_layer,
 )
 from actcalc.measure.cuda import run_step
+from actcalc.specs.run import read_layer
 
 torch = pytest.importorskip("torch", reason="needs actcalc[torch]")
 

@@ -14,11 +14,12 @@ from actcalc.planner.measured_emit import KeptOps, selective_options
 from actcalc.planner.measured_ops import MeasuredOps, measured_ops, plan_layer_of
 from actcalc.planner.measured_plan import LayerPlanner, module_option, plan_measured
 from actcalc.planner.stages import PlanSettings
+from actcalc.specs.run import read_layer
 
 torch = pytest.importorskip("torch")
 
 from actcalc.measure import measure_module  # noqa: E402
-from actcalc.measure.layer import MeasuredLayer, read_layer  # noqa: E402
+from actcalc.measure.layer import MeasuredLayer  # noqa: E402
 from actcalc.measure.ops import flops_of  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 from tests.planner import measured_modules as modules  # noqa: E402
