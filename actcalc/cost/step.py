@@ -260,6 +260,7 @@ def _pipeline(
         forward_seconds=[[occupied(chunk.forward) for chunk in stage] for stage in times],
         backward_seconds=[[occupied(chunk.backward) for chunk in stage] for stage in times],
         weight_seconds=[[chunk.weight_gradient for chunk in stage] for stage in times],
+        group=layout.microbatch_group,
     )
     return run.total_seconds, run.bubble_ratio
 

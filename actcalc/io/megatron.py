@@ -15,7 +15,14 @@ from math import gcd
 from typing import Any
 
 from actcalc.errors import SpecError
-from actcalc.io.megatron_options import IDLE, LEFT_OUT, REFUSED, by_option, plain
+from actcalc.io.megatron_options import (
+    IDLE,
+    LEFT_OUT,
+    OF_A_SWITCH,
+    REFUSED,
+    by_option,
+    plain,
+)
 
 MARKS = ("num-layers", "hidden-size", "micro-batch-size", "tensor-model-parallel-size",
          "encoder-num-layers", "seq-length")  # fmt: skip
@@ -156,14 +163,17 @@ def read_arguments(data: Mapping[str, Any], name: str = "run") -> Arguments:
 def _unread(o: _Options, warnings: list[str]) -> None:
     """Say which options were not read, once and all together; those that move nothing aside."""
     for name, what, idle in LEFT_OUT:
-        value = o.data.get(name)
-        if value not in (None, False, *idle):
-            o.read.add(name)
+        o.read.add(name)
+        if o.data.get(name) not in (None, False, *idle):
             warnings.append(f"{name} is not modelled; it {what}.")
+    off = tuple(group for switch, group in OF_A_SWITCH if o.data.get(switch) in (None, False))
     names = [
         name
         for name, value in o.data.items()
-        if name not in o.read and value not in (None, False) and not IDLE.fullmatch(name)
+        if name not in o.read
+        and value not in (None, False)
+        and not IDLE.fullmatch(name)
+        and not name.startswith(off)
     ]
     if not names:
         return
@@ -183,7 +193,7 @@ def _refuse(o: _Options, name: str) -> None:
         if o.text(option) not in ("", "False"):
             raise SpecError(
                 f"{name}: {option} describes {what}, which the megatron profile does not model",
-                "describe a decoder or encoder of attention layers",
+                f"drop {option} for the figures of the plain decoder or encoder",
             )
 
 
@@ -198,6 +208,8 @@ def _model(o: _Options, warnings: list[str]) -> dict[str, Any]:
         ffn = int((4 * hidden * 2 / 3) / 64) * 64 if gated else 4 * hidden
     bias = not o.flag("disable-bias-linear")
     position = o.text("position-embedding-type", "learned_absolute")
+    if o.flag("use-rotary-position-embeddings"):
+        position = "rope"
     pieces = o.text("tokenizer-type") in _WORD_PIECES and not encoder
     bert = o.flag("bert-no-binary-head") or o.text("model-family") == "bert" or pieces
     kv = o.number("num-query-groups", 1) if o.flag("group-query-attention") else heads
@@ -472,6 +484,10 @@ def _layout(o: _Options, model: dict[str, Any], warnings: list[str]) -> dict[str
         layout["ep"] = 1
     layout["zero"] = _zero(o)
     layout |= _pipeline(o, model, pp)
+    # arguments.py: pp where it is not given; without chunks to interleave it is not used.
+    group = o.number("microbatch-group-size-per-virtual-pipeline-stage", 0)
+    if group and layout.get("vpp", 1) > 1:
+        layout["microbatch_group"] = group
     return layout
 
 
@@ -596,7 +612,7 @@ def _workload(o: _Options, layout: dict[str, Any], framework: str) -> dict[str, 
     fp8 = o.text("fp8-format") not in ("", "False")
     if fp8 and precision == "bf16":
         precision = "fp8"
-    backend = o.text("attention-backend", "auto")
+    backend = o.text("attention-backend", "auto").removeprefix("AttnBackend.")
     flash = backend in ("flash", "fused") or o.flag("use-flash-attn")
     if backend == "auto" and framework == "megatron":
         flash = True
@@ -608,9 +624,7 @@ def _workload(o: _Options, layout: dict[str, Any], framework: str) -> dict[str, 
         "cross_entropy_loss_fusion": o.flag("cross-entropy-loss-fusion"),
         "cross_entropy_fusion_impl": _engine(o),
         "activation_func_fp8_input_store": o.flag("activation-func-fp8-input-store"),
-        "bias_activation_fusion": not (
-            o.flag("no-bias-gelu-fusion") or o.flag("no-bias-swiglu-fusion")
-        ),
+        "bias_activation_fusion": not _unfused_activation(o),
         "use_fused_weighted_squared_relu": o.flag("use-fused-weighted-squared-relu"),
         "make_vocab_size_divisible_by": o.number("make-vocab-size-divisible-by", 128),
         "async_tensor_model_parallel_allreduce": not o.flag(
@@ -648,6 +662,15 @@ def _workload(o: _Options, layout: dict[str, Any], framework: str) -> dict[str, 
         if batch % (work["micro_batch"] * replicas) == 0:
             work["global_batch"] = batch
     return work
+
+
+def _unfused_activation(o: _Options) -> bool:
+    """Whether bias and activation are apart: each kind has its switch (arguments.py).
+
+    ``core_transformer_config_from_args`` asks the one of SwiGLU where it runs, else GeLU's.
+    """
+    apart = {name: o.flag(f"no-bias-{name}-fusion") for name in ("gelu", "swiglu")}
+    return apart["swiglu" if o.flag("swiglu") else "gelu"]
 
 
 def _engine(o: _Options) -> str:

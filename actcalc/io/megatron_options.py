@@ -27,11 +27,29 @@ IDLE = re.compile(
     r"|apply-wd|overlap-(grad-reduce|param-gather)|max-position-embeddings|fp16$|bf16$"
     r"|use-flash-attn|accumulate-allreduce|mtp-loss|attention-softmax-in-fp32|persist-layer-norm"
     r"|rotary-interleaved|use-distributed-optimizer|num-layers$|is-hybrid-model|mmap-bin|use-mup"
-    r"|mup-|params-dtype|data-parallel-size|megatron-fsdp-version|delay-wgrad|bias-dropout-fusion"
+    r"|mup-|params-dtype|data-parallel-size|transformer-pipe|megatron-fsdp-version|delay-wgrad|bias-dropout-fusion"
     r"|moe-router-(bias|topk-scaling|pre-softmax)|moe-(permute-fusion|enable-deepep|deepep)"
     r"|moe-(flex-dispatcher|hybridep)|cuda-graph|optimizer-cuda-graph|fp8-(recipe|margin|amax)"
-    r"|num-layers-at-(start|end)-in-bf16).*"
+    r"|num-layers-at-(start|end)-in-bf16|offload-modules|min-offloaded|activation-offload"
+    r"|delay-offload|moe-router-(fusion|padding)|moe-shared-expert-overlap|moe-token-drop|moe-z-loss"
+    r"|add-position-embedding|clone-scatter|scatter-gather|fp8-wgrad|tp-comm-(bulk|overlap-)|rank$"
+    r"|seq-length$|consumed|inference-|retro-|biencoder|ict-|bert-(load|embedder)|vision-|img-|dino-"
+    r"|mask-(type|factor)|iter-per|patch-dim|num-c(hannels|lasses)|overlap-p2p-communication-warmup|cp-comm-type|rope-type|use-rope-scaling|qk-clip).*"
 )
+
+OF_A_SWITCH = (
+    ("num-experts", "moe-"),
+    ("multi-latent-attention", "kv-lora-rank"),
+    ("multi-latent-attention", "q-lora-rank"),
+    ("multi-latent-attention", "qk-head-dim"),
+    ("multi-latent-attention", "qk-pos-emb-head-dim"),
+    ("multi-latent-attention", "v-head-dim"),
+    ("hybrid-layer-pattern", "mamba-"),
+    ("use-precision-aware-optimizer", "exp-avg-"),
+    ("use-precision-aware-optimizer", "main-params-dtype"),
+    ("group-query-attention", "num-query-groups"),
+)
+"""Switches, and how the options begin that say nothing where they are off."""
 
 LEFT_OUT: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("fine-grained-activation-offloading", "moves inputs of modules to the host: less memory", ()),
@@ -39,7 +57,7 @@ LEFT_OUT: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("cpu-offloading-num-layers", "moves activations of layers to the host: less memory", ()),
     ("optimizer-offload-fraction", "leaves part of the optimizer on the device: more", (1,)),
     ("overlap-moe-expert-parallel-comm", "runs two micro-batches side by side: more memory", ()),
-    ("moe-expert-capacity-factor", "drops tokens beyond it; balanced ones are taken: more", ()),
+    ("moe-expert-capacity-factor", "drops tokens of experts chosen too often: less memory", ()),
     ("moe-pad-expert-input-to-capacity", "pads each expert's tokens to its capacity: more", ()),
     ("use-transformer-engine-op-fuser", "keeps other tensors of the feed-forward part", ()),
     ("first-last-layers-bf16", "keeps fp8 out of the first and last layers", ()),
@@ -62,10 +80,12 @@ REFUSED = (
     ("export-kd-teacher-load", "a teacher beside the trained model"),
     ("retro-project-dir", "layers that attend to retrieved text"),
     ("vision-model-type", "a vision tower beside the decoder"),
+    ("language-model-checkpoint", "a vision tower beside the decoder"),
     ("dataloader-seq-length", "a vision tower beside the decoder"),
     ("disable-vision-class-token", "a vision tower beside the decoder"),
     ("perform-rl-step", "an inference engine beside the trained model"),
     ("inference-dynamic-batching", "inference, not training"),
+    ("num-tokens-to-generate", "inference, not training"),
 )
 """Options that name what the megatron profile does not describe."""
 
@@ -86,8 +106,8 @@ RENAMED: Mapping[str, str] = {
     "fp8": "fp8-format",
     "fp8-param": "fp8-param-gather",
     "fp4": "fp4-format",
-    "mmap-bin-files": "no-mmap-bin-files",
     "moe-router-padding-for-fp8": "moe-router-padding-for-quantization",
+    "microbatch-group-size-per-vp-stage": "microbatch-group-size-per-virtual-pipeline-stage",
     "padded-vocab-size": "vocab-size",
     "use-custom-fsdp": "use-megatron-fsdp",
     "virtual-pipeline-model-parallel-size": "num-virtual-stages-per-pipeline-rank",

@@ -79,7 +79,8 @@ def held(layout: Layout, count: int) -> tuple[tuple[int, ...], ...]:
         return ((1,) * layout.vpp,)
     from actcalc.memory.schedule import in_flight_by_chunk
 
-    moments = in_flight_by_chunk(layout.pipeline, layout.pp, count, layout.vpp)
+    group = layout.microbatch_group
+    moments = in_flight_by_chunk(layout.pipeline, layout.pp, count, layout.vpp, group=group)
     return tuple(
         tuple(a + w for a, w in zip(moment.activations, moment.stashes, strict=True))
         for moment in moments

@@ -468,7 +468,10 @@ class Evaluation:
             return [(kind, 0, (held,), (0,)) for kind, held in plain]
         from actcalc.memory.schedule import moments
 
-        found = moments(layout.pipeline, layout.pp, self.count, layout.vpp, stage=stage)
+        found = moments(
+            layout.pipeline, layout.pp, self.count, layout.vpp,
+            stage=stage, group=layout.microbatch_group,
+        )  # fmt: skip
         return [(m.kind, m.chunk, m.held.activations, m.held.stashes) for m in found]
 
 

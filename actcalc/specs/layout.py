@@ -41,6 +41,9 @@ class Layout(Spec):
     """Pipeline-parallel stages (p)."""
     vpp: Degree = 1
     """Model chunks per stage of an interleaved pipeline (v)."""
+    microbatch_group: Degree | None = None
+    """Micro-batches that an interleaved pipeline runs through one chunk before the next; None
+    means pp (Megatron's --microbatch-group-size-per-virtual-pipeline-stage)."""
     cp: Degree = 1
     """Context-parallel degree (c): the sequence is split everywhere."""
     ep: Degree = 1
@@ -79,6 +82,12 @@ class Layout(Spec):
             raise SpecError(
                 f"vpp {self.vpp} interleaves a pipeline, but pp is 1",
                 "add --pp 2 or more, or drop --vpp",
+            )
+        if self.microbatch_group is not None and self.pipeline != "interleaved":
+            raise SpecError(
+                f"microbatch_group {self.microbatch_group} orders an interleaved pipeline, but "
+                f"the schedule is {self.pipeline}",
+                "add --vpp 2 or more, or drop microbatch_group",
             )
         if self.layers_per_stage and len(self.layers_per_stage) != self.slices:
             raise SpecError(

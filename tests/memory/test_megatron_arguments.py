@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 
 from actcalc.errors import SpecError
 from actcalc.io.megatron import is_arguments, read_arguments
+from actcalc.memory.report import StageFigure, memory_run
+from actcalc.specs import Layout
+from actcalc.specs.run import Source, resolve
 
 BASE: dict[str, Any] = {
     "num-layers": 12,
@@ -154,6 +157,14 @@ def test_a_sharding_strategy_is_megatron_fsdp_s() -> None:
         {"num-experts": 8, "moe-layer-freq": "__import__('os')"},
         {"world-size": 7, "tensor-model-parallel-size": 2},
         {"pipeline-model-parallel-size": 4, "pipeline-model-parallel-layout": "Etttt|L"},
+        {"optimizer": "soap"},
+        {"cross-entropy-fusion-impl": "liger"},
+        {"num-experts": 8, "moe-aux-loss-coeff": "[much]"},
+        {"use-precision-aware-optimizer": True, "exp-avg-dtype": "int4"},
+        {"enable-hyper-connections": True},
+        {"flextron": True},
+        {"export-kd-teacher-load": "teacher"},
+        {"disable-vision-class-token": True},
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_a_way_out(options: dict[str, Any]) -> None:
@@ -220,3 +231,166 @@ def test_dashes_and_underscores_read_the_same() -> None:
 def test_nothing_but_an_answer_or_a_spec_error(options: dict[str, Any]) -> None:
     with contextlib.suppress(SpecError):
         assert read_arguments({**BASE, **options}).model["hidden"] == 768
+
+
+def test_fields_of_the_parsed_arguments_read_like_their_switches() -> None:
+    """What a checkpoint keeps of a run's arguments: names of fields, values of every one."""
+    switches = {
+        "disable-bias-linear": True, "no-rope-fusion": True, "no-masked-softmax-fusion": True,
+        "no-gradient-accumulation-fusion": True, "no-overlap-p2p-communication": True,
+        "fp8-format": "hybrid", "num-virtual-stages-per-pipeline-rank": 3,
+        "pipeline-model-parallel-size": 4,
+    }  # fmt: skip
+    fields = {
+        "add_bias_linear": False, "apply_rope_fusion": False, "masked_softmax_fusion": False,
+        "gradient_accumulation_fusion": False, "overlap_p2p_comm": False, "fp8": "hybrid",
+        "virtual_pipeline_model_parallel_size": 3, "pipeline_model_parallel_size": 4,
+        "bias_swiglu_fusion": True, "bias_gelu_fusion": True, "retro_project_dir": None,
+        "moe_expert_capacity_factor": None, "optimizer_offload_fraction": 1.0,
+        "main_grads_dtype": "torch.float32", "num_experts": "None", "flextron": False,
+    }  # fmt: skip
+    assert read_arguments({**BASE, **fields}) == read_arguments({**BASE, **switches})
+    plain = read_arguments({**BASE, "add_bias_linear": True, "fp8": None, "padded_vocab_size": 9})
+    assert plain == read_arguments(BASE)
+    padded = read_arguments({**BASE, "vocab-size": None, "padded_vocab_size": 50304})
+    assert padded.model["vocab"] == 50304
+
+
+@pytest.mark.parametrize(
+    "layout", ["Et*2\\\\|\\\\(tt\\\\|\\\\)*5L", "'Et*2|(tt|)*5L'", "Et*2|(tt|)*5L"]
+)
+def test_a_shell_s_escapes_of_a_layout_are_left_aside(layout: str) -> None:
+    options = {"pipeline-model-parallel-size": 7, "pipeline-model-parallel-layout": layout}
+    found = read_arguments({**BASE, **options})
+    assert found.layout["layers_per_stage"] == (2, 2, 2, 2, 2, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"fine-grained-activation-offloading": True}, "host"),
+        ({"fp32-residual-connection": True}, "fp32"),
+        ({"moe-expert-capacity-factor": 1.0}, "drops tokens"),
+        ({"main-grads-dtype": "bf16"}, "another type"),
+    ],
+)
+def test_what_changes_memory_and_is_not_modelled_is_said(
+    options: dict[str, Any], word: str
+) -> None:
+    (name,) = options
+    told = [text for text in read_arguments({**BASE, **options}).warnings if name in text]
+    assert len(told) == 1
+    assert word in told[0]
+    assert "taken to change neither" not in told[0]
+
+
+def test_bert_s_local_layers_are_megatron_s_own() -> None:
+    assert read_arguments({**BASE, "spec": "local"}).framework == "megatron-local"
+    assert read_arguments({**BASE, "spec": ["some.module", "a_spec"]}).framework == "megatron"
+
+
+def test_one_coefficient_for_each_kind_of_loss() -> None:
+    experts = {**BASE, "num-experts": 8}
+    for value, kept in (("1e-2", True), ([1e-2, 1e-3], True), ("[0.0 0.1]", True), (0.0, False)):
+        found = read_arguments({**experts, "moe-aux-loss-coeff": value})
+        assert found.model["moe"]["aux_loss"] is kept
+
+
+def test_engine_s_cross_entropy_keeps_logits_in_their_own_type() -> None:
+    """Transformer Engine's keeps 2 bytes a logit and writes the gradient over them; Megatron's
+    compiled one makes two fp32 tensors of them."""
+    fused = {**BASE, "cross-entropy-loss-fusion": True, "no-gradient-accumulation-fusion": True}
+    native, engine = (
+        _peak({**fused, "cross-entropy-fusion-impl": how}) for how in ("native", "te")
+    )
+    logits = 4 * 1024 * 50304
+    assert native - engine >= 4 * logits
+    # it needs the fused option, and Transformer Engine
+    for without in ({"cross-entropy-loss-fusion": False}, {"transformer-impl": "local"}):
+        options = {**fused, **without}
+        assert _peak({**options, "cross-entropy-fusion-impl": "te"}) == _peak(options)
+
+
+def test_hybrid_sharding_with_optimizer_states_over_all_instances() -> None:
+    """Megatron-FSDP: weights and gradients inside an instance, states over all of them."""
+    options = {
+        **BASE, "use-megatron-fsdp": True, "data-parallel-sharding-strategy": "optim_grads_params",
+        "world-size": 8, "num-distributed-optimizer-instances": 2,
+    }  # fmt: skip
+    copied, shared, whole = (
+        _report({**options, **more})
+        for more in (
+            {},
+            {"outer-dp-sharding-strategy": "optim"},
+            {"num-distributed-optimizer-instances": 1},
+        )
+    )
+    assert copied.weights_bytes == shared.weights_bytes == 2 * whole.weights_bytes
+    assert copied.gradients_full_bytes == shared.gradients_full_bytes
+    assert copied.optimizer_bytes == 2 * whole.optimizer_bytes
+    assert shared.optimizer_bytes == whole.optimizer_bytes
+
+
+def _report(options: dict[str, Any]) -> StageFigure:
+    found = read_arguments(options)
+    run = Source(
+        name="run", model={"name": "run", **found.model}, layout=found.layout,
+        workload=found.workload, training=found.training, framework=found.framework,
+        policies=found.policies,
+    )  # fmt: skip
+    return memory_run(resolve(run)).stages[-1]
+
+
+def _peak(options: dict[str, Any]) -> int:
+    return _report(options).peak_bytes
+
+
+def test_groups_of_micro_batches_order_an_interleaved_pipeline() -> None:
+    """Five micro-batches over four stages run in one group of five; in groups of four they do not
+    fit. Larger groups hold more micro-batches of the first chunk."""
+    option = "microbatch-group-size-per-virtual-pipeline-stage"
+    options = {
+        **BASE, "pipeline-model-parallel-size": 4, "num-layers-per-virtual-pipeline-stage": 1,
+        "global-batch-size": 20,
+    }  # fmt: skip
+    with pytest.raises(SpecError, match="5 microbatches in groups of 4"):
+        _report(options)
+    assert _report({**options, option: 5}).in_flight > 0
+    eight = {**options, "global-batch-size": 32}
+    assert _report({**eight, option: 8}).in_flight > _report(eight).in_flight
+    assert _report({**eight, option: 4}).peak_bytes == _report(eight).peak_bytes
+    plain = {**BASE, "pipeline-model-parallel-size": 4, "global-batch-size": 20}
+    assert _report({**plain, option: 5}).peak_bytes == _report(plain).peak_bytes
+    with pytest.raises(SpecError, match="microbatch_group 5"):
+        Layout(pp=4, microbatch_group=5)
+
+
+def test_the_former_switch_of_rotary_positions() -> None:
+    found = read_arguments({**BASE, "use-rotary-position-embeddings": True})
+    assert found.model["position"] == "rotary"
+
+
+def test_each_kind_of_activation_has_its_fusion_switch() -> None:
+    def fused(options: dict[str, Any]) -> bool:
+        kernels = read_arguments({**BASE, **options}).workload["kernels"]
+        return bool(kernels["bias_activation_fusion"])
+
+    gelu, swiglu = {"no-bias-gelu-fusion": True}, {"no-bias-swiglu-fusion": True}
+    assert [fused(gelu), fused(swiglu), fused({"bias_gelu_fusion": False})] == [False, True, False]
+    gated = {"swiglu": True}
+    assert [fused({**gated, **gelu}), fused({**gated, **swiglu})] == [True, False]
+
+
+def test_the_parsed_arguments_of_a_run_without_experts_name_nothing_unread() -> None:
+    fields = {
+        "moe_router_topk": 2, "moe_layer_freq": 1, "kv_lora_rank": 32, "mamba_state_dim": 128,
+        "exp_avg_dtype": "torch.float32", "img_h": 224, "patch_dim": 16, "retro_encoder_layers": 2,
+        "inference_max_seq_length": 2560, "encoder_seq_length": 1024, "mask_type": "random",
+        "num_query_groups": 1, "data_parallel_size": 4, "params_dtype": "torch.bfloat16",
+        "transformer_pipeline_model_parallel_size": 1, "attention_backend": "AttnBackend.flash",
+    }  # fmt: skip
+    found = read_arguments({**BASE, **fields})
+    assert not any("not read" in text for text in found.warnings)
+    assert found.workload["kernels"]["attention_backend"] == "flash"
+    experts = read_arguments({**BASE, "num-experts": 8, "moe-frobnicate": True})
+    assert any("moe-frobnicate" in text for text in experts.warnings)

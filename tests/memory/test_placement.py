@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actcalc.errors import SpecError
-from actcalc.memory.placement import placement
+from actcalc.memory.placement import ends, placement
 from actcalc.memory.report import memory_run
 from actcalc.specs import Layout
 from actcalc.specs.run import load_run
@@ -78,3 +78,38 @@ def test_an_encoder_s_layers_are_counted_too() -> None:
 def test_what_is_held_is_said(cli: Cli, schedule: str, words: str) -> None:
     out = cli("memory", "llama-3-8b", "--pp", 4, "--schedule", schedule).out
     assert words in " ".join(out.split())
+
+
+@given(
+    st.sampled_from(["1f1b", "gpipe", "zb-h1", "zb-v", "dualpipe", "dualpipe-v"]),
+    st.sampled_from([2, 4]),
+)
+def test_each_end_of_the_model_lives_on_one_slice(schedule: str, pp: int) -> None:
+    layout = Layout(pp=pp, schedule=schedule)  # type: ignore[arg-type]
+    chunks = placement(layout.slices, layout)
+    for side in (0, 1):
+        holding = [
+            chunk
+            for stage, held in zip(chunks, ends(layout), strict=True)
+            for chunk, sides in zip(stage, held, strict=True)
+            if sides[side]
+        ]
+        assert len(holding) == TWICE.get(schedule, 1)
+        assert set(holding) == {range(1) if side == 0 else range(layout.slices)[-1:]}
+
+
+def test_ends_without_a_layer_of_their_own() -> None:
+    """E|t|...|t|L: embedding and head live on the first and the last stage all the same."""
+    every = {"global_batch": 8, "seq": 1024, "micro_batch": 1}
+    own = {"pp": 4, "vpp": 2, "layers_per_stage": (0, 2, 2, 2, 2, 2, 2, 0)}
+    run = load_run("gpt2", layout=own, workload=every)
+    stages = memory_run(run).stages
+    assert [(stage.embedding, stage.head) for stage in stages] == [
+        (True, False), (False, False), (False, False), (False, True)
+    ]  # fmt: skip
+    assert sum(stage.layers for stage in stages) == 12
+    table = run.model.vocab * run.model.hidden
+    assert stages[3].parameters > stages[3].layers * 7e6 + 0.9 * table
+    assert "logits" in stages[3].peak_at
+    even = memory_run(load_run("gpt2", layout={"pp": 4}, workload=every)).stages
+    assert even[0].parameters + table > stages[0].parameters > table

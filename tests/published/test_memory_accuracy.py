@@ -49,6 +49,21 @@ def test_resident_states() -> None:
     assert [name for name in off if not any(c.cause for c in known if c.name == name)] == []
 
 
+def test_cases_that_were_added_later() -> None:
+    """Other cases of the same source, within the bounds of those above, or with their cause."""
+    found = [case for case in ci_cases("megatron_ci_more.json") if not case.left_out]
+    assert len(found) == 19
+    plain = [case for case in found if not case.cause]
+    assert len(plain) >= 17
+    assert median(abs(case.error) for case in plain) <= 0.02
+    for case in plain:
+        apart = abs(case.predicted - case.measured)
+        assert apart <= (0.15 * case.measured if case.measured > BIG else 0.7e9), case.name
+    for case in found:
+        apart = abs(case.resident_predicted - case.resident_measured)
+        assert apart <= 0.05 * case.resident_measured + 0.3e9, case.name
+
+
 def test_published_allocations() -> None:
     """Reserved and whole-device figures lie above what a run allocates, never far below it."""
     found = [case for case in published_cases() if not case.left_out]
