@@ -59,6 +59,7 @@ def test_infeasible_exits_with_one(cli: Cli) -> None:
     [["--memory", "-1"], ["--memory", "0"], ["--memory", "70 potatoes"], ["--memory", "90GB"],
      ["--memory", "6GB", "--memory-model", "magic"], ["--memory", "6GB", "--method", "luck"],
      ["--memory", "6GB", "--semantics", "x"], ["--memory", "6GB", "--emit", "jax"],
+     ["--memory", "80GiB"], ["--memory", "6GB", "--policy", "nonsense"],
      ["--memory", "70"], ["--memory", "6GB", "--loss", "fused"],
      ["--memory", "6GB", "--optimizer", "adam8bit"], ["--memory", "6GB", "--recipe", "mixed"],
      ["--memory", "6GB", "--offload-states", "optimizer"], ["--memory", "6GB", "--shards", "2"],
@@ -336,3 +337,27 @@ def test_reads_at_80_columns(cli: Cli) -> None:
         assert code == 0
         assert max(len(line) for line in out.splitlines()) <= 80
         assert "…" not in out
+
+
+def test_rows_fold_and_rests_add_up(cli: Cli) -> None:
+    """A hybrid's kinds are rows, not its layers; peak, stored and rest belong to one moment."""
+    run = ["plan", "nemotron-h-56b", "--tp", "8", "--sp", "--dp", "8", "--zero", "1"]
+    device = ["--device", "h100-80gb"]
+    assert len(cli(*run, *device).out.splitlines()) < 60
+    _, found = document(cli, *run, *device)
+    (stage,) = found["stages"]
+    assert sum(one["count"] for one in stage["layers"]) == 118
+    assert stage["rest_bytes"] + stage["stored_bytes"] == found["peak_bytes"]
+    whole = {rival["name"] for rival in found["rivals"] if set(rival["counts"]) in ({0}, {118})}
+    assert not whole
+
+
+def test_the_busiest_stage_is_named(cli: Cli) -> None:
+    run = ["plan", "gpt3-175b", "--tp", "8", "--sp", "--pp", "8", "--activations-only"]
+    shown = cli(*run, "--device", "a100-80gb", "--memory", "8GB")
+    assert "Stage 0 re-runs most" in shown.out
+    _, found = document(cli, *run, "--device", "a100-80gb", "--memory", "8GB")
+    costs = [stage["cost_seconds"] for stage in found["stages"]]
+    assert costs[0] == max(costs) > costs[-1]
+    forward = sum(stage["forward_cost"] for stage in found["stages"])
+    assert forward == pytest.approx(found["forward_cost"])

@@ -18,13 +18,15 @@ class StageMoments:
     """The highest totals of one GPU of a stage, device context and communicators included.
 
     ``idle``: with no activations, the optimizer step included. ``forward``: in any forward, or in
-    the head's backward, with all layers of the stage stored. ``backward``: in any backward.
+    the head's backward, with all layers of the stage stored; ``running``: in forward of layers.
+    ``backward``: in any backward.
     ``layers``: in backward of each layer in order, where the stage is one chunk (else empty).
     ``tail``: in backward of the embedding (0 where there is none).
     """
 
     idle: int
     forward: int
+    running: int
     backward: int
     layers: tuple[int, ...]
     tail: int
@@ -40,7 +42,7 @@ def stage_moments(work: Evaluation, stage: int) -> StageMoments:
     made = work.gradients_made(stage)
     wholes = [sum(part.stored * part.count for part in each) for each in parts]
     absent_forward = 0 if persistent else held.gradients
-    forward = backward = tail = 0
+    forward = running = backward = tail = 0
     layers = [0] * (len(chunks[0]) if len(chunks) == 1 else 0)
     for kind, chunk, activations, stashes in work.moments(stage):
         counts = [a + w for a, w in zip(activations, stashes, strict=True)]
@@ -51,7 +53,9 @@ def stage_moments(work: Evaluation, stage: int) -> StageMoments:
         for part, index, prefix, absent in _occurrences(parts[chunk], made[chunk], gradient):
             rest = stored + prefix - wholes[chunk]
             if kind == "F":
-                forward = max(forward, rest + part.forward - absent_forward)
+                now = rest + part.forward - absent_forward
+                forward = max(forward, now)
+                running = max(running, now if part.first >= 0 else 0)
                 continue
             total = rest + part.backward - (0 if persistent else absent)
             backward = max(backward, total)
@@ -64,7 +68,7 @@ def stage_moments(work: Evaluation, stage: int) -> StageMoments:
                     at = layer - chunks[0].start
                     layers[at] = max(layers[at], total)
     idle = always + work.optimizer_step(held)
-    return StageMoments(idle, forward, backward, tuple(layers), tail)
+    return StageMoments(idle, forward, running, backward, tuple(layers), tail)
 
 
 def _occurrences(

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from actcalc.errors import SpecError
 from actcalc.planner.bridge import ARRIVAL, Costs, ModuleChoice
+from actcalc.planner.compare import parse_for
 from actcalc.planner.problem import Problem
 from actcalc.planner.rest import Rest, rest_within
 from actcalc.planner.rivals import Fit, Layered, Rivals
 from actcalc.planner.stack import Plan, PlanGroup
 from actcalc.planner.stages import PlanSettings, RunPlanner, Stage, units_of
+from actcalc.planner.timeline import at_timeline_peak
 from actcalc.specs.check import check
 from actcalc.specs.result import Result
 from actcalc.specs.run import Run
@@ -69,7 +71,10 @@ class StageFigure:
     host_bytes: int = 0
     """Activations it has in host memory, all micro-batches in flight."""
     rest_bytes: int
-    """What else lives in its memory, at most (0 where the budget is for activations alone)."""
+    """What else lives in its memory at the peak; without a plan, at most (0 where the budget is for
+    activations alone)."""
+    forward_cost: float | int = 0
+    """One forward of its layers, in the unit of the cost."""
     peak_bytes: int | None
     """Its peak by the memory model."""
     smallest_memory_bytes: int | None
@@ -300,12 +305,40 @@ def _stage(stage: Stage, plan: Plan, costs: Costs) -> StageFigure:
         in_flight=stage.in_flight,
         stored_bytes=plan.stored_bytes,
         host_bytes=sum(unit.moved_bytes * m for unit, m in units_of(plan.groups, stage)),
-        rest_bytes=stage.rest.most,
+        rest_bytes=_rest_bytes(stage, plan),
+        forward_cost=costs.value(
+            sum(
+                group.count * sum(costs.ops(graph))
+                for graph, group in zip(stage.graphs, stage.groups, strict=True)
+            )
+        ),
         peak_bytes=plan.peak_bytes,
         smallest_memory_bytes=smallest,
         **cost_fields(costs, plan.cost),
         layers=tuple(layers_figure(group, costs) for group in plan.groups),
     )
+
+
+def _rest_bytes(stage: Stage, plan: Plan) -> int:
+    if not plan.feasible or not plan.groups:
+        return stage.rest.most
+    units = units_of(plan.groups, stage)
+    rest = stage.rest
+    if any(unit.segment > 1 or unit.moved_bytes for unit, _ in units):
+        rest = rest.of_chains()
+    if plan.peak_model == "timeline":
+        return at_timeline_peak(
+            [unit.stored_bytes for unit, _ in units],
+            [unit.working_bytes for unit, _ in units],
+            [m for _, m in units],
+            rest,
+            layers=[unit.segment for unit, _ in units],
+        )
+    held = sum(unit.stored_bytes * m for unit, m in units)
+    if plan.peak_model == "stored" or (plan.peak_bytes or 0) <= rest.head + held:
+        return rest.head
+    worked = max(unit.working_bytes for unit, _ in units)
+    return rest.work + (rest.again if worked else 0)
 
 
 def layers_figure(group: PlanGroup, costs: Costs) -> LayersFigure:
@@ -371,9 +404,15 @@ def _rivals(planner: RunPlanner, budget: int, cost: int | None) -> tuple[RivalFi
     if planner.settings.memory_model != "stored":
         figures.append(rival_figure(rivals.single("sqrt", budget), planner.costs, cost))
     pair = rivals.best_pair(budget)
-    if pair is not None:
+    if pair is not None and not _is_single(planner, pair):
         figures.append(rival_figure(pair, planner.costs, cost))
     return tuple(figures)
+
+
+def _is_single(planner: RunPlanner, pair: Fit) -> bool:
+    # A mix with all layers on one of the two is that policy alone.
+    whole = tuple(stage.layers for stage in planner.stages)
+    return pair.counts in (whole, (0,) * len(whole))
 
 
 def _without_offload(planner: RunPlanner, budget: int) -> tuple[Fit, ...]:
@@ -435,7 +474,9 @@ def _changes(planner: RunPlanner) -> tuple[ChangeFigure, ...]:
             found.append(ChangeFigure(change=change, smallest_memory_bytes=changed.smallest))
 
     if settings.method != "optimal":
+        # What a comparison method needs is not what the exact one needs: nothing else is planned.
         note("--method optimal", RunPlanner(run, replace(settings, method="optimal")))
+        return tuple(found)
     if settings.semantics == "module":
         note("--semantics minimal", RunPlanner(run, replace(settings, semantics="minimal")))
     plain = replace(settings, method="optimal", same_on_all_stages=False)
@@ -493,8 +534,17 @@ def _notes(planner: RunPlanner, plans: Sequence[Plan]) -> tuple[str, ...]:
     notes += [note for kind in planner.model.kinds for note in kind.graph.notes]
     if planner.settings.semantics == "module" and not planner._one_chunk:
         notes.append("Segments of several layers are planned for one chunk a stage only.")
+    segmented = planner.settings.memory_model == "stored+working"
+    if planner.settings.semantics == "module" and (planner.settings.offload or not segmented):
+        notes.append(
+            "Segments of several layers are planned with --memory-model stored+working and without "
+            "--offload only."
+        )
     if run.policies:
-        notes.append("--policy has no effect here: the plan is what is looked for.")
+        notes.append(
+            f"The policy {', '.join(run.policies)} has no effect here: the plan is what is looked "
+            "for."
+        )
     return tuple(dict.fromkeys(notes))
 
 
@@ -601,6 +651,8 @@ def plan_command(
     if not activations_only:
         settings = replace(settings, rests=rest_of_stages(run, settings))
     planner = RunPlanner(run, settings)
+    for name in run.policies:
+        parse_for(name, planner.model, run.model.depth)
     if budget is None:
         if not points:
             raise SpecError("no memory to plan for", "give --memory 70GiB, or a --device")
@@ -624,7 +676,7 @@ def budget_of(run: Run, memory: str | None) -> int | None:
     if memory is None:
         return None if device is None else device.usable_bytes
     budget = parse_bytes(memory)
-    if device is not None and budget > device.memory_nominal_bytes:
+    if device is not None and budget > device.usable_bytes:
         raise SpecError(
             f"--memory {memory} is more than {device.name} has "
             f"({device.usable_bytes:,} bytes usable)",
@@ -638,7 +690,7 @@ def rest_of_stages(run: Run, settings: PlanSettings) -> tuple[Rest, ...]:
 
     Weights, gradients made so far, optimizer states, buffers, embedding and head, gradients of
     activations, what the device itself takes: every moment of ``actcalc memory`` less the layers'
-    part of it, without re-running and with re-running all, whichever leaves more.
+    part of it, without re-running, and what re-running everything holds on top.
     """
     from actcalc.memory.moments import stage_moments
     from actcalc.memory.report import Evaluation
@@ -648,7 +700,7 @@ def rest_of_stages(run: Run, settings: PlanSettings) -> tuple[Rest, ...]:
             "offload activations: plan chooses itself what is stored and where",
             "drop it; plan --offload lets tensors go to the host",
         )
-    bare = RunPlanner(run, replace(settings, rests=(), method="optimal"))
+    bare = RunPlanner(run, replace(settings, rests=(), method="optimal", offload=False))
     rivals = Rivals(bare)
     found: list[list[tuple[StageMoments, Layered]]] = [[] for _ in bare.stages]
     for name in ("none", "full"):
@@ -656,28 +708,35 @@ def rest_of_stages(run: Run, settings: PlanSettings) -> tuple[Rest, ...]:
         for stage in bare.stages:
             layered = rivals.layered(stage, rivals.policy(name, stage))
             found[stage.index].append((stage_moments(work, stage.index), layered))
-    return tuple(_rest(stage, pairs) for stage, pairs in zip(bare.stages, found, strict=True))
+    return tuple(
+        _rest(
+            pairs,
+            [min(group.options.stored) for group in stage.groups for _ in range(group.count)],
+        )
+        for stage, pairs in zip(bare.stages, found, strict=True)
+    )
 
 
-def _rest(stage: Stage, pairs: Sequence[tuple[StageMoments, Layered]]) -> Rest:
-    """The highest rest of some policies at each moment of one stage."""
-    head = tail = work = floor = 0
-    layers: list[int] = [0] * len(pairs[0][0].layers)
+def _rest(pairs: Sequence[tuple[StageMoments, Layered]], least: Sequence[int]) -> Rest:
+    """The rest of one stage: as without re-run, and what a re-run of everything holds on top."""
+    found: list[tuple[int, int, int, list[int]]] = []
     for moments, layered in pairs:
         stored, working, flights = layered.stored, layered.working, layered.flights
         held = sum(k * m for k, m in zip(stored, flights, strict=True))
         others = held - sum(stored)
-        floor = max(floor, moments.idle)
-        head = max(head, moments.forward - held)
-        if not layers:
-            work = max(work, moments.backward - held - max(working, default=0))
-            continue
-        tail = max(tail, moments.tail - others)
-        before = 0
-        for at, (total, k, w) in enumerate(zip(moments.layers, stored, working, strict=True)):
+        before, layers = 0, []
+        for total, k, w in zip(moments.layers, stored, working, strict=False):
             before += k
-            layers[at] = max(layers[at], total - others - before - w)
+            layers.append(max(0, total - others - before - w))
+        work = max(0, moments.backward - held - max(working, default=0))
+        found.append((max(0, moments.forward - held), work, max(0, moments.tail - others), layers))
+    (head, bare, tail, layers), (_, full, tail_full, layers_full) = found
+    tail, floor = max(tail, tail_full), max(moments.idle for moments, _ in pairs)
+    # A layer that is to re-run makes in forward what it will make again, and drops it.
+    moments, layered = pairs[1]
+    held = sum(k * m for k, m in zip(layered.stored, layered.flights, strict=True))
+    made = moments.running - held - max(layered.working, default=0)
     if not layers:
-        return Rest(head, work, floor=floor)
-    least = [min(group.options.stored) for group in stage.groups for _ in range(group.count)]
-    return rest_within(layers, least, head, tail, floor)
+        return Rest(head, bare, floor=floor, again=max(0, full - bare, made - bare))
+    again = [b - a for a, b in zip(layers, layers_full, strict=True)]
+    return rest_within(layers, least, head, tail, floor, max(0, *again, made - layers[-1]))

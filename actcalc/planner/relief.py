@@ -72,9 +72,10 @@ def relieved(run: Run, result: RunPlan) -> RunPlan:
     """An infeasible plan of the whole GPU with the changes that act on what is no recomputation.
 
     Each is planned as the run itself would be; one that does not lower the least memory, or that
-    the run cannot have, is left out. A plan that fits, or of activations alone, is as it was.
+    the run cannot have, is left out. A plan that fits, of activations alone, or by a method to
+    compare with, is as it was.
     """
-    if result.feasible or result.activations_only:
+    if result.feasible or result.activations_only or result.method != "optimal":
         return result
     settings = PlanSettings(
         memory_model=cast(MemoryModel, result.memory_model),

@@ -16,7 +16,8 @@ class Rest:
     while some layer runs backward with everything stored, as the unordered models count.
     ``layers``: while each layer runs backward, in order (empty: ``work`` for each). ``tail``: when
     all layers have run backward. ``floor``: with no activations at all (the optimizer step).
-    ``chained``: ``work`` for plans with chains of layers, which store less (None: the same).
+    ``chained``: ``work`` for plans with chains of layers or offload, which store less (None: the
+    same). ``again``: what comes on top in backward where something runs again or comes back.
 
     Raises:
         SpecError: a number is not a whole number in range.
@@ -28,9 +29,10 @@ class Rest:
     tail: int = 0
     floor: int = 0
     chained: int | None = None
+    again: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("head", "work", "tail", "floor"):
+        for name in ("head", "work", "tail", "floor", "again"):
             check_int(getattr(self, name), f"bytes of the rest ({name})")
         for bytes_ in self.layers:
             check_int(bytes_, "bytes of the rest in a layer's backward")
@@ -48,18 +50,20 @@ class Rest:
         return self.layers or (self.work,) * count
 
     def of_chains(self) -> Rest:
-        """The rest beside a plan with chains of layers."""
+        """The rest beside a plan with chains of layers, or with offload."""
         return self if self.chained is None else replace(self, work=self.chained)
 
     @property
     def most(self) -> int:
         """The most of it at any moment of forward or backward."""
-        return max(self.head, self.work, self.tail, *self.layers)
+        return max(self.head, self.again + max((self.work, *self.layers)), self.tail)
 
     def peak(self, stored: int, working: int | None) -> int:
         """The peak without order: all stored bytes, and the largest working set (None: ignored)."""
         high = max(self.floor, self.head + stored)
-        return high if working is None else max(high, self.work + stored + working)
+        if working is None:
+            return high
+        return max(high, self.work + stored + working + (self.again if working else 0))
 
 
 def rest_of(problem: Problem) -> Rest:
@@ -78,6 +82,7 @@ def most_of(rests: Sequence[Rest]) -> Rest:
         max(rest.tail for rest in rests),
         max(rest.floor for rest in rests),
         max(rest.of_chains().work for rest in rests),
+        max(rest.again for rest in rests),
     )
 
 
@@ -100,7 +105,8 @@ class Room:
             least = min((budget - rest.head) // m for rest, m in self.holders)
             if not working:
                 return least
-            return min(least, *((budget - rest.work - largest) // m for rest, m in self.holders))
+            others = ((rest.work + (rest.again if largest else 0), m) for rest, m in self.holders)
+            return min(least, *((budget - other - largest) // m for other, m in others))
 
         return room
 
@@ -110,7 +116,12 @@ class Room:
 
 
 def rest_within(
-    layers: Sequence[int], least: Sequence[int], head: int, tail: int, floor: int
+    layers: Sequence[int],
+    least: Sequence[int],
+    head: int,
+    tail: int,
+    floor: int,
+    again: int = 0,
 ) -> Rest:
     """A rest from its moments: ``work`` counts layers' moments as if all others were stored.
 
@@ -122,4 +133,5 @@ def rest_within(
         work = max(work, bytes_ - gone)
         gone += stored
     chained = max(*layers, tail)
-    return Rest(head, max(work, tail - gone, 0), tuple(layers), tail, floor, chained)
+    work = max(work, tail - gone, 0)
+    return Rest(head, work, tuple(layers), tail, floor, chained, again)

@@ -341,13 +341,18 @@ class _Stack:
         """The same with the rest that is beside plans with chains."""
         return replace(self, holders=tuple((rest.of_chains(), m) for rest, m in self.holders))
 
+    def staying(self) -> _Stack:
+        """The same without offload."""
+        groups = tuple(replace(g, options=g.options.moving(0)) for g in self.groups)
+        return replace(self, groups=groups)
+
     def without_chains(self) -> _Stack:
         """The same for plans of single layers."""
         return replace(self, model="stored+working")
 
     def room(self, budget: int) -> Callable[[int], int]:
         """Bytes that may be stored within ``budget``, by the largest working set."""
-        return self.shared.within(budget, working=self.model != "stored")
+        return self.shared.within(budget, working=self.model not in ("stored", "timeline"))
 
     @property
     def shared(self) -> Room:
@@ -437,7 +442,7 @@ def _solve(stack: _Stack, budget: int) -> Plan:
         elif stack.model == "stored+working+segments":
             answer = _chained(stack, budget)
         elif stack.model == "stored+working" and stack.moves:
-            answer = _moving(stack, budget)
+            answer = _offloading(stack, budget)
         else:
             answer = _unordered(stack, room, working=stack.model == "stored+working")
     if answer is None:
@@ -480,7 +485,7 @@ def assemble(
     weights = [m for _, m in units]
     held = sum(u.stored_bytes * m for u, m in units)
     rest = Rest.of(const_bytes)
-    if any(u.segment > 1 for u, _ in units):
+    if any(u.segment > 1 or u.moved_bytes for u, _ in units):
         rest = rest.of_chains()
     working = [u.working_bytes for u, _ in units]
     if peak_model == "timeline":
@@ -604,6 +609,34 @@ def _spread(stack: _Stack, merged: _Merged, picked: Picks) -> list[Step]:
         for i in members:
             chosen[i], layers = layers[: stack.groups[i].count], layers[stack.groups[i].count :]
     return [Step(1, i) for per_group in chosen for i in per_group]
+
+
+def _offloading(stack: _Stack, budget: int) -> _Answer | None:
+    """The best plan with offload, or, where the rest beside it is more, without."""
+    wide = stack.with_chains()
+    found = _moving(wide, budget)
+    if wide.holders == stack.holders:
+        return found
+    stays = stack.staying()
+    other = _unordered(stays, stack.room(budget), working=True)
+    if other is not None:
+        sets = [(g.options, s.options) for g, s in zip(stack.groups, stays.groups, strict=True)
+                for _ in range(g.count)]  # fmt: skip
+        units = [
+            step if own is kept or step.option is None else Step(1, kept.origin(step.option))
+            for step, (own, kept) in zip(other.units, sets, strict=True)
+        ]
+        other = other._replace(units=units)
+    return _better(found, other)
+
+
+def _better(first: _Answer | None, second: _Answer | None) -> _Answer | None:
+    """The cheaper of two answers that together are all plans."""
+    if first is None or second is None:
+        return first or second
+    best = min(first, second, key=lambda answer: answer.cost)
+    bound = min(first.bound, second.bound)
+    return best._replace(bound=bound, states=first.states + second.states)
 
 
 def _moving(stack: _Stack, budget: int) -> _Answer | None:
@@ -745,6 +778,10 @@ def _smallest(stack: _Stack) -> int:
         chains = stack.with_chains()
         if chains.holders != stack.holders:
             return min(_smallest(chains), _smallest(stack.without_chains()))
+    if stack.model == "stored+working" and stack.moves:
+        wide = stack.with_chains()
+        if wide.holders != stack.holders:
+            return min(_smallest(wide), _smallest(stack.staying()))
     if stack.model == "timeline":
         return min(
             least_peak(*_positions(_fixed(stack, choice), stack.inflight), stack.rest)
@@ -915,7 +952,7 @@ class _Line:
     def unordered(self) -> Callable[[int], int]:
         """Room of the model without order, with the rest's highest moment for every layer."""
         high = max(*self.beside[:-1], self.rest.tail)
-        rest = Rest(self.rest.head, high, floor=self.rest.floor)
+        rest = Rest(self.rest.head, high, floor=self.rest.floor, again=self.rest.again)
         return Room(((rest, 1),)).within(self.budget)
 
     def peak(self, order: Sequence[int]) -> int:
@@ -957,7 +994,8 @@ class _Line:
                 order[i] = options.cheapest
                 free += options.cost[order[i]]
         parts = [(self.sets[s[0]], len(s), weight) for (_, weight), s in slots.items()]
-        final = self.sets[at].as_last(self.weights[at]) if at < len(self.sets) else None
+        last = at == len(self.sets)
+        final = None if last else self.sets[at].as_last(self.weights[at], self.rest.again)
         room = budget - self.beside[at]
         if final is not None:
             parts.append((final, 1, 1))
@@ -1010,11 +1048,7 @@ def _chained(stack: _Stack, budget: int) -> _Answer | None:
     if chains.holders == stack.holders:
         return found
     plain = stack.without_chains()
-    other = _unordered(plain, plain.room(budget), working=True)
-    if found is None or other is None:
-        return found or other
-    best = min(found, other, key=lambda answer: answer.cost)
-    return best._replace(bound=min(found.bound, other.bound), states=found.states + other.states)
+    return _better(found, _unordered(plain, plain.room(budget), working=True))
 
 
 def _segments(stack: _Stack, room: Callable[[int], int]) -> _Answer | None:

@@ -44,9 +44,29 @@ def timeline_peak(
     beside = _beside(rest, len(stored), layers)
     rows = zip(stored, working, inflight, beside, strict=True)
     for k, w, m, more in reversed(list(rows)):
-        high = m * k + max(high, excess + w + more)
+        high = m * k + max(high, excess + w + more + (rest.again if w else 0))
         excess += (m - 1) * k
     return max(high, excess + rest.tail, rest.floor)
+
+
+def at_timeline_peak(
+    stored: Sequence[int],
+    working: Sequence[int],
+    inflight: Sequence[int],
+    rest: Rest,
+    *,
+    layers: Sequence[int] = (),
+) -> int:
+    """How much of :func:`timeline_peak` is the rest, at that moment."""
+    held = sum(m * k for k, m in zip(stored, inflight, strict=True))
+    others = held - sum(stored)
+    moments = [(rest.head + held, rest.head), (rest.tail + others, rest.tail)]
+    before = 0
+    for k, w, more in zip(stored, working, _beside(rest, len(stored), layers), strict=True):
+        before += k
+        beside = more + (rest.again if w else 0)
+        moments.append((beside + others + before + w, beside))
+    return max([*moments, (rest.floor, rest.floor)])[1]
 
 
 def _beside(rest: Rest, count: int, layers: Sequence[int]) -> list[int]:
@@ -66,7 +86,7 @@ def least_peak(sets: Sequence[OptionSet], inflight: Sequence[int], rest: Rest = 
     rows = zip(sets, inflight, beside, strict=True)
     for options, m, more in reversed(list(rows)):
         k, w, _ = options.columns
-        w = w + more
+        w = w + more + np.where(w > 0, rest.again, 0)
         lean = pareto(k, k + w, np.zeros_like(k))
         k, w = k[lean], w[lean]
         high = (m * k + np.maximum(high[:, None], excess[:, None] + w)).ravel()
@@ -98,7 +118,7 @@ def solve_in_order(
     for at in range(len(sets) - 1, -1, -1):
         m = inflight[at]
         k, w, c = sets[at].columns
-        w = w + beside[at]
+        w = w + beside[at] + np.where(w > 0, rest.again, 0)
         width = len(k)
         new_high = (m * k + np.maximum(high[:, None], excess[:, None] + w)).ravel()
         new_cost = (cost[:, None] + c).ravel()

@@ -110,6 +110,15 @@ def layer_lines(result: LayerPlan) -> tuple[str, ...]:
     )
 
 
+def _folded(layers: Iterable[LayersFigure]) -> tuple[LayersFigure, ...]:
+    """Layers that run alike as one row, wherever on the stage they are."""
+    rows: dict[LayersFigure, int] = {}
+    for one in layers:
+        alike = replace(one, count=0)
+        rows[alike] = rows.get(alike, 0) + one.count
+    return tuple(replace(one, count=count) for one, count in rows.items())
+
+
 def _layer_key(layers: Iterable[LayersFigure]) -> tuple[Any, ...]:
     return tuple(
         (one.kind, one.count, one.recompute, one.offloaded, one.segment, one.policy)
@@ -200,9 +209,9 @@ def _unplanned(result: RunPlan, units: str) -> Sheet:
 def _plan(result: RunPlan, units: str, states: PlanStates | None) -> Sheet:
     rows: list[Row] = []
     piped = len(result.stages) > 1
-    for _, same in groupby(result.stages, key=lambda stage: _layer_key(stage.layers)):
+    for _, same in groupby(result.stages, key=lambda stage: _layer_key(_folded(stage.layers))):
         stages = list(same)
-        layers = stages[0].layers
+        layers = _folded(stages[0].layers)
         rows += [
             Row(
                 _layer_values(stages[0], _stage_name(stages), one),
@@ -234,8 +243,21 @@ def _totals(result: RunPlan, units: str) -> tuple[str, ...]:
         f"stored {size(stored, units)}, peak {size(peak, units)}{where} of "
         f"{size(result.memory_bytes, units)}; cost {_amount(result)(cost)}, "
         f"{percent(share)} of a forward pass.",
+        *_busiest(result),
         *_rest(result, stage, units),
         *_host(result, units),
+    )
+
+
+def _busiest(result: RunPlan) -> tuple[str, ...]:
+    """The stage that re-runs most: all others wait for it."""
+    costs = [(_cost(result, stage) or 0, stage) for stage in result.stages]
+    most, stage = max(costs, key=lambda pair: pair[0])
+    if len(costs) == 1 or not most or not stage.forward_cost:
+        return ()
+    return (
+        f"Stage {stage.stage} re-runs most: {_amount(result)(most)}, "
+        f"{percent(most / stage.forward_cost)} of its forward.",
     )
 
 

@@ -23,7 +23,7 @@ from actcalc.planner import (
 )
 from actcalc.planner.frontier import layer_option
 from actcalc.planner.offload import SMALLEST_SHARE, Transfer, movable
-from actcalc.planner.plan import plan_command
+from actcalc.planner.plan import plan_command, rest_of_stages
 from actcalc.planner.rest import Rest, Room
 from actcalc.planner.stages import PlanSettings, RunPlanner
 from actcalc.specs.run import Run, load_run
@@ -134,6 +134,26 @@ def test_never_worse_than_without(semantics: Any, memory_model: Any) -> None:
                 assert all((a.cost or 0) <= (b.cost or 0) for a, b in pairs)
             assert all((plan.peak_bytes or 0) <= budget for plan in less)
         assert all(not g.moved_bytes for plan in both.plan(2**50) for g in plan.groups)
+
+
+def test_never_worse_than_without_on_the_whole_gpu() -> None:
+    """What else a GPU holds is counted for offload apart, and never against plans without."""
+    run = load_run("llama-3-8b", device="h100-80gb")
+    planners = []
+    for offload in (False, True):
+        settings = PlanSettings(offload=offload)
+        settings = replace(settings, rests=rest_of_stages(run, settings))
+        planners.append(RunPlanner(run, settings))
+    plain, both = planners
+    assert both.smallest <= plain.smallest
+    for share in (0, 1, 3, 10, 20):
+        budget = plain.smallest + (plain.free - plain.smallest) * share // 20
+        (less,), (more,) = both.plan(budget), plain.plan(budget)
+        assert less.cost is not None
+        assert more.cost is not None
+        assert less.cost <= more.cost
+        assert less.peak_bytes is not None
+        assert less.peak_bytes <= budget
 
 
 def test_a_slow_link_is_not_used() -> None:

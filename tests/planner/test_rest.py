@@ -20,19 +20,24 @@ def peak_by_hand(
     everything = sum(m * k for k, _, m in rows)
     moments = [rest.floor, rest.head + everything]
     if model == "stored+working":
-        moments += [rest.work + everything + w for _, w, _ in rows]
+        largest = max(w for _, w, _ in rows)
+        moments.append(rest.work + everything + largest + (rest.again if largest else 0))
     if model == "timeline":
         others = sum((m - 1) * k for k, _, m in rows)
         moments += [
-            beside[at] + others + sum(k for k, _, _ in rows[: at + 1]) + rows[at][1]
-            for at in range(len(rows))
+            beside[at]
+            + others
+            + sum(k for k, _, _ in rows[: at + 1])
+            + w
+            + (rest.again if w else 0)
+            for at, (_, w, _) in enumerate(rows)
         ]
         moments.append(rest.tail + others)
     return max(moments)
 
 
 @pytest.mark.parametrize("model", ["stored", "stored+working", "timeline"])
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(120))
 def test_every_moment_counts(model: Any, seed: int) -> None:
     rng = random.Random(seed)
     sets = [
@@ -45,7 +50,8 @@ def test_every_moment_counts(model: Any, seed: int) -> None:
     groups = [LayerGroup(f"k{i}", sets[i], n, inflight=m) for i, n, m in runs]
     layers = [(sets[i], m or 2) for i, n, m in runs for _ in range(n)]
     beside = tuple(rng.randint(0, 25) for _ in layers)
-    rest = Rest(rng.randint(0, 25), rng.randint(0, 25), beside, rng.randint(0, 25), 8)
+    again = rng.choice([0, rng.randint(0, 9)])
+    rest = Rest(rng.randint(0, 25), rng.randint(0, 25), beside, rng.randint(0, 25), 8, again=again)
     best: dict[int, int] = {}
     for chosen in product(*(range(len(options)) for options, _ in layers)):
         picked = [(o, i, m) for (o, m), i in zip(layers, chosen, strict=True)]
