@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 
 import pytest
 
@@ -233,3 +234,95 @@ def test_a_reader_that_leaves_early_is_no_error():
         ["bash", "-c", f"set -eo pipefail; {command}"], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+LONG = "layernorm+core_attn+mlp"
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+@pytest.mark.parametrize("policy", ["full", "layernorm+core_attn", LONG])
+def test_names_wrap_and_numbers_are_never_cut(cli, monkeypatch, width, policy):
+    args = ("gpt3-175b", "--tp", 8, "--sp", "--device", "a100-80gb", "--policy", "none")
+    monkeypatch.setenv("COLUMNS", "240")
+    wide = cli(*args, "--policy", policy).out
+    monkeypatch.setenv("COLUMNS", str(width))
+    narrow = cli(*args, "--policy", policy).out
+    assert "…" not in narrow
+    numbers = re.compile(r"\d[\d,.]*")
+    assert sorted(numbers.findall(narrow)) == sorted(numbers.findall(wide))
+    for name in policy.split("+"):
+        assert name in narrow
+    if width >= 80:
+        assert max(map(len, narrow.splitlines())) <= width
+
+
+def test_widths_are_what_is_drawn():
+    """The width that names are broken for is that of the table that comes out."""
+    from rich.console import Console
+
+    from actcalc.render.sheet import Column, Row, Sheet
+    from actcalc.render.table import _limits, _table
+
+    columns = (Column("a", "name", align="left"), Column("b", "x\ny"), Column("c", "long title"))
+    rows = (Row(("one-two", 3, 44444)), Row(("three", 5, 6)))
+    sheet = Sheet(title="", columns=columns, rows=rows)
+    texts = [[column.title for column in columns], *(sheet.shown(row) for row in rows)]
+    console = Console(width=200)
+    drawn = console.measure(_table(sheet, 200)).maximum
+    assert _limits(texts, [True, False, False], 200)[1] == drawn
+
+
+@pytest.mark.parametrize(
+    ("options", "chunks"),
+    [(("--vpp", 3), 3), (("--schedule", "zb-v"), 2), (("--schedule", "dualpipe"), 2), ((), 1)],
+)
+def test_comparison_counts_chunks_as_memory_does(cli, options, chunks):
+    args = ("gpt3-175b", "--tp", 8, "--sp", "--pp", 8, "--global-batch", 32, *options)
+    compared = cli(*args, "--policy", "none", "--json").json
+    held = cli("memory", *args, "--policy", "none", "--json").json["stages"][0]
+    assert (compared["chunks"], compared["in_flight"]) == (chunks, held["in_flight"])
+    # Of one stage every chunk has as many layers here, so bytes follow from the count.
+    (none,) = compared["policies"]
+    layers = compared["stage_layers"] // chunks * compared["in_flight"]
+    assert none["stored_bytes"] == pytest.approx(layers * none["stored_bytes_per_layer"], rel=2e-3)
+    best = compared["checkpoint_optimum"]
+    assert best["in_flight"] == pytest.approx(layers / compared["stage_layers"])
+    ratio = best["layer_bytes_per_input_bytes_ratio"]
+    continuous = (compared["stage_layers"] * ratio / best["in_flight"]) ** 0.5
+    assert best["continuous"] == pytest.approx(continuous)
+    text = cli(*args, "--policy", "none").out
+    assert (f"in {chunks} chunks" in text) == (chunks > 1)
+
+
+def test_one_policy_from_a_file_names_no_option_to_drop(cli, tmp_path):
+    path = tmp_path / "meg.json"
+    path.write_text(
+        '{"num-layers": 12, "hidden-size": 768, "num-attention-heads": 12, "seq-length": 1024,'
+        ' "max-position-embeddings": 1024, "micro-batch-size": 4, "vocab-size": 50257}'
+    )
+    found = [policy["policy"] for policy in cli(path, "--json").json["policies"]]
+    assert found[0] == "none"
+    assert {"selective", "full"} < set(found)
+    path.write_text(path.read_text().replace("{", '{"recompute-granularity": "selective", '))
+    found = [policy["policy"] for policy in cli(path, "--json").json["policies"]]
+    assert found[:2] == ["core_attn", "none"]
+    assert "selective" not in found  # it is core_attn under another name
+    alone = cli(path, "--policy", "none").out
+    assert "repeat --policy" in " ".join(alone.split())
+    assert "drop --policy" not in alone
+
+
+def test_two_runs_of_far_sizes_have_units_of_their_own(cli):
+    far = cli("memory", "gpt3-175b", "bert-base").out
+    assert "219 MB" in far
+    near = cli("memory", "gpt2", "bert-base").out
+    assert " MB" not in near.split("part")[1].split("total")[1].splitlines()[0]
+
+
+@pytest.mark.parametrize("option", ["--loss", "--lora-rank", "--optimizer"])
+@pytest.mark.parametrize("command", ["compare", "breakdown"])
+def test_training_options_elsewhere_say_how_to_set_them(cli, command, option):
+    done = cli(command, "llama-3-8b", option, "1")
+    assert done.code == 2
+    assert f"--set {option[2:].replace('-', '_')}=VALUE" in done.err
+    assert "did you mean" not in done.err

@@ -143,6 +143,18 @@ def run(args: Sequence[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _elsewhere(message: str, context: Any) -> str:
+    """How to give a training option to a command that has it only as a field of --set."""
+    from actcalc.cli.options import MemoryOptions
+
+    unknown = re.match(r"no such option: --([a-z-]+)", message, re.IGNORECASE)
+    field = unknown.group(1).replace("-", "_") if unknown else ""
+    flags = {flag for param in context.command.params for flag in param.opts} if context else ()
+    if "--set" not in flags or field not in MemoryOptions.__dataclass_fields__:
+        return ""
+    return f"use --set {field}=VALUE here; memory, plan and mfu take --{field.replace('_', '-')}"
+
+
 def _usage(error: Exception) -> SpecError:
     """A parser's complaint in the form of every other error."""
     if type(error).__name__ == "NoArgsIsHelpError":
@@ -158,5 +170,6 @@ def _usage(error: Exception) -> SpecError:
         hint = "did you mean " + ", ".join(sorted(possibilities)) + "?"
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "actcalc"
+    hint = _elsewhere(message, context) or hint
     message = message.rstrip(".")
     return SpecError(message[0].lower() + message[1:], hint or f"`{command} --help` lists options")

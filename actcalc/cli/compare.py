@@ -46,7 +46,11 @@ def compare(
         if timing.efficiency:
             raise SpecError("a measured layer is not timed", "drop --efficiency")
         return _compare_layer(layer, options, output)
-    results = [compare_run(run, timing.shares(run)) for run in options.runs(models[0])]
+    chosen = bool(options.policies())
+    results = [
+        compare_run(run, timing.shares(run), beside=len(run.policies) == 1 and not chosen)
+        for run in options.runs(models[0])
+    ]
 
     def sheets() -> list[Sheet]:
         if len(results) == 1:

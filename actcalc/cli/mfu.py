@@ -26,9 +26,16 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _PANEL = "Step"
 
 
-def _option(*names: str, help: str) -> typer.models.OptionInfo:
+_CALIBRATE = (
+    "Fit efficiencies to measured runs; YAML: runs: [{model: gpt-22b, layout: {tp: 8}, workload: "
+    "{global_batch: 4}, device: a100-80gb, policy: full, step_seconds: 1.4}, ...]; also name, "
+    "framework, training."
+)
+
+
+def _option(*names: str, help: str, metavar: str | None = None) -> typer.models.OptionInfo:
     option: typer.models.OptionInfo = typer.Option(
-        *names, help=help, rich_help_panel=_PANEL, show_default=False
+        *names, help=help, metavar=metavar, rich_help_panel=_PANEL, show_default=False
     )
     return option
 
@@ -58,7 +65,7 @@ def mfu(
         float | None, _option("--price-per-gpu-hour", help="Price of one GPU for one hour.")
     ] = None,
     calibrate: Annotated[
-        str | None, _option("--calibrate", help="Fit efficiencies to measured runs in FILE.")
+        str | None, _option("--calibrate", metavar="FILE", help=_CALIBRATE)
     ] = None,
 ) -> int:
     """MFU and HFU of a measured step, or the step that an MFU (or the roofline) promises."""

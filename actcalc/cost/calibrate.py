@@ -6,8 +6,13 @@ A file lists runs: what ``actcalc`` takes on its command line, and what was meas
       - {model: gpt-22b, layout: {tp: 8, sp: true}, workload: {global_batch: 4},
          device: a100-80gb, policy: selective, step_seconds: 1.10}
 
-The shares that a step time can tell apart are fitted, as many as there are runs: first that of
-matrix products, then memory, then communication, by least squares on the logarithm of the time.
+``model`` is what MODEL is on the command line; ``layout``, ``workload`` and ``training`` hold the
+fields of a run file; ``device`` and ``step_seconds`` are needed, ``framework``, ``policy`` and
+``name`` are not.
+
+Shares of matrix products, memory and communication are fitted, as many as there are runs and as
+these can tell apart, in this order where the choice makes no difference, by least squares on the
+logarithm of the time.
 """
 
 from __future__ import annotations
@@ -15,21 +20,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from actcalc.cost.rates import rates_of
 from actcalc.cost.roofline import Roofline
-from actcalc.cost.step import policy_of, step_time
+from actcalc.cost.step import check_timed, policy_of, step_time
 from actcalc.errors import SpecError
 from actcalc.io.yamlfile import read_mapping
 from actcalc.layers.model import model_graph
 from actcalc.specs.run import Run, resolve, source
 
 FITTED = ("gemm", "memory", "communication")
+BOUNDS = (0.05, 1.0)
+"""Least and greatest share that is fitted."""
+_START = 0.8
 _ROUNDS = 30
 _STEP = 1e-3
+_SMALLEST = 0.01  # of a step that still has to make the error smaller
+_GAIN = 1e-3  # of the error; less is no progress
+_ALIKE = 0.01  # of the time: what no choice between shares is made on
+_NOTHING = 1e-9  # of squared logarithms: three hundredths of a per mille in time
+_FORMAT = "write {model: ..., layout: {...}, device: ..., policy: ..., step_seconds: ...}"
 _KEYS = (
     "model", "layout", "workload", "training", "framework", "device", "policy", "step_seconds",
     "name",
@@ -71,15 +85,21 @@ Predict = Callable[[Mapping[str, float]], float]
 
 def predictor(run: Run) -> Predict:
     """Step seconds of ``run`` as a function of efficiency overrides."""
+    check_timed(run.training)
     graph = model_graph(run.model, run.layout, run.workload, run.framework)
     policy = policy_of(run, graph)
     device = run.device
     if device is None:
         raise SpecError(f"{run.model.name}: a measured run needs its device", "add device:")
 
+    known: dict[tuple[tuple[str, float], ...], float] = {}
+
     def predict(overrides: Mapping[str, float]) -> float:
-        rates = rates_of(device, run.workload.precision, overrides, devices=run.layout.devices)
-        return step_time(graph, policy, Roofline(graph, rates, run.training)).total
+        key = tuple(sorted(overrides.items()))
+        if key not in known:
+            rates = rates_of(device, run.workload.precision, overrides, devices=run.layout.devices)
+            known[key] = step_time(graph, policy, Roofline(graph, rates, run.training)).total
+        return known[key]
 
     return predict
 
@@ -89,31 +109,46 @@ def calibrate_file(path: str, fixed: Mapping[str, float] | None = None) -> Calib
     data = read_mapping(Path(path))
     entries = data.get("runs")
     if not isinstance(entries, list) or not entries:
-        raise SpecError(f"{path} lists no measured runs", "write runs: [{model: ..., ...}]")
+        raise SpecError(
+            f"{path} lists no measured runs",
+            "write runs:, and under it - " + _FORMAT.removeprefix("write "),
+        )
     runs = [_entry(entry, f"{path}: run {index}") for index, entry in enumerate(entries, 1)]
     return calibrate(runs, fixed or {})
 
 
 def _entry(entry: Any, where: str) -> tuple[str, Predict, float]:
     if not isinstance(entry, dict):
-        raise SpecError(f"{where} is {entry!r}, not a mapping", "keys: " + ", ".join(_KEYS))
+        raise SpecError(f"{where} is {entry!r}, not a mapping", _FORMAT)
+    name = entry.get("name", entry.get("model"))
+    where = f"{where} ({name})" if name else where
     unknown = [key for key in entry if key not in _KEYS]
     if unknown:
         raise SpecError(f"{where}: unknown key {unknown[0]!r}", "keys: " + ", ".join(_KEYS))
+    if not isinstance(entry.get("model"), str):
+        raise SpecError(f"{where}: model is {entry.get('model')!r}", _FORMAT)
     seconds = entry.get("step_seconds")
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
         raise SpecError(f"{where}: step_seconds is {seconds!r}", "give the seconds of one step")
+    for key in ("layout", "workload", "training"):
+        if not isinstance(entry.get(key) or {}, dict):
+            raise SpecError(f"{where}: {key} is {entry[key]!r}, not a mapping", _FORMAT)
     policy = entry.get("policy")
-    run = resolve(
-        source(str(entry.get("model"))),
-        layout=entry.get("layout") or {},
-        workload=entry.get("workload") or {},
-        training=entry.get("training") or {},
-        framework=entry.get("framework"),
-        device=entry.get("device"),
-        policies=(str(policy),) if policy else (),
-    )
-    return str(entry.get("name", run.model.name)), predictor(run), float(seconds)
+    try:
+        run = resolve(
+            source(entry["model"]),
+            layout=entry.get("layout") or {},
+            workload=entry.get("workload") or {},
+            training=entry.get("training") or {},
+            framework=entry.get("framework"),
+            device=entry.get("device"),
+            policies=(str(policy),) if policy else (),
+        )
+        predict = predictor(run)
+        predict({})
+    except SpecError as error:
+        raise SpecError(f"{where}: {error}", error.hint) from error
+    return str(entry.get("name", run.model.name)), predict, float(seconds)
 
 
 def calibrate(
@@ -135,7 +170,8 @@ def calibrate(
         errors = []
         for index, (_, predict, seconds) in enumerate(runs):
             rest = [(p, s) for i, (_, p, s) in enumerate(runs) if i != index]
-            errors.append(abs(predict({**fixed, **_fit(rest, fixed)}) / seconds - 1))
+            others = _fit(rest, fixed, fitted)
+            errors.append(abs(predict({**fixed, **others}) / seconds - 1))
         left_out = median(errors)
     return Calibration(
         efficiency=fitted,
@@ -146,40 +182,129 @@ def calibrate(
     )
 
 
-def _fit(runs: Sequence[tuple[Predict, float]], fixed: Mapping[str, float]) -> dict[str, float]:
-    """Gauss-Newton on the logarithm of each share, with halved steps where one overshoots."""
+Point = Mapping[str, float]
+"""Overrides of shares, by name."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """Runs to fit, and the shares that are given."""
+
+    runs: Sequence[tuple[Predict, float]]
+    fixed: Point
+
+    def residuals(self, shares: Point) -> list[float]:
+        """Logarithm of predicted over measured time, run by run."""
+        merged = {**self.fixed, **shares}
+        return [math.log(predict(merged) / seconds) for predict, seconds in self.runs]
+
+    def error(self, shares: Point) -> float:
+        """Sum of their squares: what a fit makes small."""
+        return sum(value * value for value in self.residuals(shares))
+
+    def slopes(self, shares: Point, names: Sequence[str]) -> list[list[float]]:
+        """Each residual's derivative by the logarithm of each share: one row per share."""
+        found = self.residuals(shares)
+        rows = []
+        for name in names:
+            lower = self.residuals({**shares, name: shares[name] * math.exp(-_STEP)})
+            rows.append([(f - c) / _STEP for f, c in zip(found, lower, strict=True)])
+        return rows
+
+
+def _fit(
+    runs: Sequence[tuple[Predict, float]], fixed: Point, start: Point | None = None
+) -> dict[str, float]:
+    """The shares with the least squares; nothing where the presets' own predict better.
+
+    As many shares are fitted together as there are runs that can tell them apart, each set of them
+    from the best fit of one of its own; of sets that differ by less than a hundredth of the time
+    the first in the order of ``FITTED`` is taken. So no single share fits better, nor the presets.
+    """
+    problem = _Problem(runs, fixed)
+    if start and len(start) <= len(runs):
+        found: list[Point] = [_descend(problem, start), {}]
+    else:
+        names = _telling(problem, [name for name in FITTED if name not in fixed])
+        single = {name: _descend(problem, {name: _START}) for name in names}
+        found = [*single.values(), {}]
+        size = min(len(names), len(runs))
+        if size > 1:
+            found = [_together(problem, single, some) for some in combinations(names, size)] + found
+    least = min(map(problem.error, found))
+    enough = least + len(runs) * _ALIKE**2
+    chosen = next(shares for shares in found if problem.error(shares) <= enough)
+    return {name: round(value, 4) for name, value in chosen.items()}
+
+
+def _together(
+    problem: _Problem, single: Mapping[str, Point], names: Sequence[str]
+) -> dict[str, float]:
+    """Several shares fitted together, from the best fit of one of them."""
+    best = min((single[name] for name in names), key=problem.error)
+    return _descend(problem, {**dict.fromkeys(names, _START), **best})
+
+
+def _telling(problem: _Problem, names: Sequence[str]) -> list[str]:
+    """The shares that change a predicted time at all: one device has no communication to fit."""
+    slopes = problem.slopes(dict.fromkeys(names, _START), names)
+    return [name for name, row in zip(names, slopes, strict=True) if any(row)]
+
+
+def _descend(problem: _Problem, start: Point) -> dict[str, float]:
+    """Gauss-Newton inside the bounds on the logarithm of each share.
+
+    Each round solves the linearised problem within the bounds exactly, and walks towards its
+    solution as far as the true error falls: it ends no higher than it starts.
+    """
+    names = list(start)
+    point = dict(start)
+    error = problem.error(point)
+    for _ in range(_ROUNDS):
+        logs = [math.log(point[name]) for name in names]
+        slopes = problem.slopes(point, names)
+        change, promised = _bounded_change(slopes, problem.residuals(point), logs)
+        if error - promised <= _GAIN * error + _NOTHING:
+            break
+        scale, trial, reached = 1.0, point, error
+        while scale > _SMALLEST:
+            moved = (math.exp(v + scale * d) for v, d in zip(logs, change, strict=True))
+            trial = dict(zip(names, moved, strict=True))
+            reached = problem.error(trial)
+            if reached < error:
+                break
+            scale /= 4
+        if reached >= error:
+            break
+        gained, error, point = error - reached, reached, trial
+        if gained <= _GAIN * error + _NOTHING:
+            break
+    return point
+
+
+def _bounded_change(
+    slopes: Sequence[Sequence[float]], residuals: Sequence[float], point: Sequence[float]
+) -> tuple[list[float], float]:
+    """The change of ``point`` within the bounds that makes the linearised residuals' squares least.
+
+    Of the few shares each is free or at one of its bounds; the best feasible of all these cases is
+    the solution of the bounded linear problem. Returns it and the sum of squares it promises.
+    """
     import numpy as np
 
-    names = [name for name in FITTED if name not in fixed][: len(runs)]
-    if not names:
-        return {}
-
-    def residuals(point: Sequence[float]) -> list[float]:
-        merged = {**fixed, **{n: math.exp(v) for n, v in zip(names, point, strict=True)}}
-        return [math.log(predict(merged) / seconds) for predict, seconds in runs]
-
-    point = [math.log(0.8)] * len(names)
-    found = residuals(point)
-    for _ in range(_ROUNDS):
-        columns = [
-            residuals([*point[:i], point[i] - _STEP, *point[i + 1 :]]) for i in range(len(names))
-        ]
-        slope = [
-            [(f - c) / _STEP for f, c in zip(found, column, strict=True)] for column in columns
-        ]
-        change = np.linalg.lstsq(np.array(slope).T, -np.array(found), rcond=None)[0].tolist()
-        scale = 1.0
-        while scale > 1e-3:
-            trial = [_bounded(v + scale * d) for v, d in zip(point, change, strict=True)]
-            reached = residuals(trial)
-            if sum(r * r for r in reached) < sum(r * r for r in found):
-                break
-            scale /= 2
-        else:
-            break
-        point, found = trial, reached
-    return {name: round(math.exp(value), 4) for name, value in zip(names, point, strict=True)}
-
-
-def _bounded(value: float) -> float:
-    return min(0.0, max(math.log(0.05), value))
+    matrix, target = np.array(slopes).T, np.array(residuals)
+    here = np.array(point)
+    lower, upper = math.log(BOUNDS[0]) - here, math.log(BOUNDS[1]) - here
+    best, least = np.zeros(len(here)), float(target @ target)
+    for case in product((None, lower, upper), repeat=len(here)):
+        change = np.array([0.0 if bound is None else bound[i] for i, bound in enumerate(case)])
+        free = [i for i, bound in enumerate(case) if bound is None]
+        if free:
+            rest = target + matrix @ change
+            change[free] = np.linalg.lstsq(matrix[:, free], -rest, rcond=None)[0]
+        if (change < lower - 1e-12).any() or (change > upper + 1e-12).any():
+            continue
+        left = target + matrix @ change
+        if float(left @ left) < least:
+            best, least = change, float(left @ left)
+    return [float(value) for value in best], least

@@ -18,6 +18,7 @@ from actcalc.layers.model import LayerRun, ModelGraph
 from actcalc.policy.rules import Policy
 from actcalc.policy.stage import StagePolicy
 from actcalc.specs import Model
+from actcalc.specs.training import Training
 
 Counting = Literal["full", "causal"]
 
@@ -102,7 +103,10 @@ def paper_selective_flops(model: Model, seq: int, batch: int) -> int:
 
 
 class HardwareFlops(NamedTuple):
-    """What the devices compute for one micro-batch, over all ranks."""
+    """What the devices compute for one micro-batch, over all ranks.
+
+    Weight gradients of frozen weights (adapters alone are trained) are in none of these figures.
+    """
 
     flops: int
     """Model and re-run FLOPs by the convention named."""
@@ -133,14 +137,37 @@ def rerun_flops(model: ModelGraph, policy: Policy, counting: Counting = "full") 
     return again
 
 
-def hardware_flops(model: ModelGraph, policy: Policy, counting: Counting = "full") -> HardwareFlops:
+def frozen_flops(model: ModelGraph, training: Training) -> int:
+    """FLOPs of the weight gradients that nobody computes, for one micro-batch, over all ranks.
+
+    A product whose weight is frozen has an input gradient alone (Hu et al. 2021, section 4.2);
+    with adapters every weight is frozen. The adapters' own products are left out: their rank is a
+    hundredth of the width.
+    """
+    if not training.lora_rank:
+        return 0
+    sizes = whole(dict(model.sizes))
+    return sum(
+        count * int(op_flops(op for op in graph.ops if op.kind == "linear").value(sizes))
+        for graph, count in model.graphs()
+    )
+
+
+def hardware_flops(
+    model: ModelGraph,
+    policy: Policy,
+    counting: Counting = "full",
+    training: Training | None = None,
+) -> HardwareFlops:
     """Hardware FLOPs of one micro-batch: the paper's own equation where its profile applies it."""
     context = model.context
     seq, batch = context.workload.seq, context.workload.micro_batch
     useful = model_flops(model, counting)
-    by_ops = useful + rerun_flops(model, policy, counting)
+    frozen = frozen_flops(model, training) if training else 0
+    by_ops = useful + rerun_flops(model, policy, counting) - frozen
     published = (
         counting == "full"
+        and not frozen
         and context.framework.name == "paper"
         and policy.modules == ("core_attn",)
         and context.workload.attention == "eager"

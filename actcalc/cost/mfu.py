@@ -16,7 +16,7 @@ from actcalc.cost.calibrate import Calibration
 from actcalc.cost.flops import Counting, hardware_flops, model_flops
 from actcalc.cost.rates import default_note, peak_flops, rates_of
 from actcalc.cost.roofline import Roofline
-from actcalc.cost.step import StepTime, policy_of, step_time
+from actcalc.cost.step import StepTime, check_timed, policy_of, step_time
 from actcalc.errors import SpecError
 from actcalc.layers.model import ModelGraph, model_graph
 from actcalc.policy.rules import Policy
@@ -114,7 +114,8 @@ class Utilisation(Result):
     model_flops: int
     """FLOPs of forward and backward of one step, over all devices."""
     hardware_flops: int
-    """The same with what recomputation adds, by the convention named."""
+    """The same with what recomputation adds, by the convention named, and without the gradients of
+    frozen weights (adapters)."""
     hardware_flops_convention: str
     """``ops``: each re-run op once; ``paper``: the published equation for selective."""
     hardware_flops_by_ops: int
@@ -211,6 +212,11 @@ def utilisation(
     policy = policy_of(run, graph)
     prediction = _predict(run, graph, policy, device, count, batch, efficiency)
     useful = _scaled(model_flops(graph, counting), batch, run)
+    if counting == "causal" and not run.model.causal:
+        raise SpecError(
+            f"{run.model.name} attends in both directions: no score is masked",
+            "drop --flops causal",
+        )
     peak = peak_flops(device, run.workload.precision)
     basis: Basis = "measured"
     if step_seconds is None:
@@ -226,11 +232,12 @@ def utilisation(
     figures = tuple(
         _counted(graph, policy, each, batch, run, available) for each in ("full", "causal")
     )
-    hardware = hardware_flops(graph, policy, counting)
+    hardware = hardware_flops(graph, policy, counting, run.training)
     done = _scaled(hardware.flops, batch, run)
     by_ops = _scaled(hardware.op_flops, batch, run)
     step_tokens = batch * run.workload.seq
-    least = _scaled(hardware_flops(graph, policy, _computed(run)).op_flops, batch, run) / available
+    computed = hardware_flops(graph, policy, _computed(run), run.training)
+    least = _scaled(computed.op_flops, batch, run) / available
     return Utilisation(
         model=run.model.model_dump(),
         layout=layout.model_dump(),
@@ -263,7 +270,7 @@ def utilisation(
         notes=_notes(
             run,
             prediction,
-            _impossible(useful / available, least),
+            _impossible(useful / available, least, frozen=bool(run.training.lora_rank)),
             hardware.convention,
             by_ops / available,
             efficiency,
@@ -276,7 +283,7 @@ def _computed(run: Run) -> Counting:
     return "full" if run.workload.attention == "eager" else "causal"
 
 
-def _impossible(mfu: float, least: float) -> str:
+def _impossible(mfu: float, least: float, *, frozen: bool) -> str:
     """What to say of a utilisation above 1; empty for one that can be."""
     if least > 1:
         return (
@@ -284,9 +291,12 @@ def _impossible(mfu: float, least: float) -> str:
             "in its time. Check step time, GPUs, batch, policy and device."
         )
     if mfu > 1:
+        counted = "masked scores that flash attention never computes"
+        if frozen:
+            counted = "gradients of frozen weights, and masked scores, that are never computed"
         return (
-            f"An MFU of {100 * mfu:.4g} % counts masked scores that flash attention never computes;"
-            f" what it computes is {100 * least:.4g} % of the peak."
+            f"An MFU of {100 * mfu:.4g} % counts {counted}; what is computed is "
+            f"{100 * least:.4g} % of the peak."
         )
     return ""
 
@@ -295,7 +305,7 @@ def _counted(
     graph: ModelGraph, policy: Policy, counting: Counting, batch: int, run: Run, available: float
 ) -> CountingFigure:
     useful = _scaled(model_flops(graph, counting), batch, run)
-    done = _scaled(hardware_flops(graph, policy, counting).flops, batch, run)
+    done = _scaled(hardware_flops(graph, policy, counting, run.training).flops, batch, run)
     return CountingFigure(
         counting=counting,
         model_flops=useful,
@@ -330,9 +340,10 @@ def _predict(
     rates = rates_of(device, run.workload.precision, efficiency, devices=gpus)
     roofline = Roofline(graph, rates, run.training)
     try:
+        check_timed(run.training)
         return step_time(graph, policy, roofline, count=count)
     except SpecError as error:
-        return str(error)
+        return f"{error} ({error.hint})" if error.hint else str(error)
 
 
 def _prediction(
@@ -403,13 +414,11 @@ def _time_notes(run: Run) -> list[str]:
             "Offloaded states: the predicted step has their transfers over the host's link, not "
             "the host's own arithmetic."
         )
-    if training.offload == "activations":
-        notes.append("Offloading activations is taken to be hidden: it does not change the time.")
     if training.loss == "chunked":
         notes.append("A chunked loss moves the same bytes: it does not change the time.")
     if training.lora_rank:
         notes.append(
-            "Adapters alone are trained: the predicted step makes no gradients of frozen weights; "
-            "MFU and HFU count a whole backward all the same."
+            "Adapters alone are trained: MFU counts a whole backward by convention; HFU and the "
+            "predicted step count no gradients of frozen weights, nor the adapters' own products."
         )
     return notes

@@ -68,13 +68,11 @@ def optimizer_time(
     et al. 2021, ZeRO-Offload, section 4.1). Only these transfers are timed, not the host's own
     arithmetic, which no device preset describes.
     """
-    seen: set[str] = set()
-    parameters = NO_PARAMETERS
+    held = list(graphs)
+    parameters = rank_parameters(model, held, training)
     products = 0.0
-    for graph in graphs:
-        parameters = parameters + parameters_of(model, graph, training, seen)
-        if training.optimizer == "muon":
-            products += _orthogonalise(model, graph, training, rates)
+    if training.optimizer == "muon":
+        products = sum(_orthogonalise(model, graph, training, rates) for graph in held)
     if training.optimizer == "none":
         return OptimizerTime(memory=0.0, products=0.0, host=0.0)
     trained = _trained(model, training, parameters)
@@ -88,6 +86,21 @@ def optimizer_time(
         moved += _update_bytes(model, training, parameters, trained, gradient)
     host = (min(rules.gradient, 4) + rules.weight) * trained if offloaded else 0.0
     return OptimizerTime(memory=moved / rates.memory, products=products, host=host / rates.host)
+
+
+def rank_parameters(model: ModelGraph, graphs: Iterable[Graph], training: Training) -> Parameters:
+    """Parameters of one rank that holds ``graphs``; what they share counts once."""
+    seen: set[str] = set()
+    alike: dict[int, Parameters] = {}
+    result = NO_PARAMETERS
+    for graph in graphs:
+        found = alike.get(id(graph))
+        if found is None:
+            found = parameters_of(model, graph, training, seen)
+            if not any(weight.scope for weight in graph.weights):
+                alike[id(graph)] = found
+        result = result + found
+    return result
 
 
 def _trained(model: ModelGraph, training: Training, parameters: Parameters) -> float:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from actcalc.cost.flops import op_flops
 from actcalc.cost.rates import rates_of
 from actcalc.cost.roofline import OpTime, Roofline
-from actcalc.cost.step import StepTime, chunk_layers, step_time
+from actcalc.cost.step import StepTime, check_timed, chunk_layers, step_time
 from actcalc.errors import SpecError
 from actcalc.layers.context import whole
 from actcalc.layers.graph import Graph
-from actcalc.layers.model import ModelGraph, model_graph
+from actcalc.layers.model import LayerRun, ModelGraph, model_graph
 from actcalc.memory.placement import placement
 from actcalc.policy.rules import NONE, Policy, parse_policy
 from actcalc.policy.stage import StagePolicy
@@ -65,11 +65,39 @@ class StepPart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerOverhead:
+    """One kind of layer of the busiest stage under a policy, for one micro-batch on one rank."""
+
+    layer: str
+    """The kind of layer."""
+    count: int
+    """How many of it the busiest stage has."""
+    rows: tuple[OverheadRow, ...]
+    """The layer's ops, in order."""
+    forward_seconds: float
+    """One layer's forward."""
+    backward_seconds: float
+    """Its backward without recomputation."""
+    rerun_seconds: float
+    """What the policy adds to it, mean over these layers: the sum of the rows."""
+    layer_ratio: float
+    """That over forward and backward together."""
+    rungs: tuple[Rung, ...]
+    """The ratio by FLOPs, by matrix products' time, with the other kernels, with collectives."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PolicyOverhead:
-    """One layer and one step under a policy beside the same without recomputation."""
+    """Layers and one step under a policy beside the same without recomputation.
+
+    Figures of one layer are of the most frequent kind; ``layers`` has every kind.
+    """
 
     policy: str
     """The policy."""
+    layers: tuple[LayerOverhead, ...]
+    """Each kind of layer of the busiest stage: counts times ``rerun_seconds`` times micro-batches
+    add up to the step's ops that run again."""
     rows: tuple[OverheadRow, ...]
     """The layer's ops, in order."""
     forward_seconds: float
@@ -91,7 +119,7 @@ class PolicyOverhead:
     slowdown_ratio: float
     """The difference over the step without recomputation."""
     reason: str
-    """The rungs in one sentence."""
+    """The rungs in one sentence, for each kind of layer that runs anything again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,13 +143,15 @@ def overhead(
     policies: Sequence[str] = ("full",),
     efficiency: Mapping[str, float] | None = None,
 ) -> Overhead:
-    """Time of ``policies`` op by op in a layer of the most frequent kind, and in a step.
+    """Time of ``policies`` op by op in each kind of layer of the busiest stage, and in a step.
 
-    Layer times are means over the first stage, as in a comparison with a device. Raises
+    Figures of the most frequent kind are means over the first stage, as in a comparison with a
+    device. Raises
     ``SpecError`` without a device, for an unknown policy, or a step that cannot run.
     """
     if run.device is None:
         raise SpecError("an overhead in time needs a device", "add --device, e.g. a100-80gb")
+    check_timed(run.training)
     model = model_graph(run.model, run.layout, run.workload, run.framework)
     rates = rates_of(run.device, run.workload.precision, efficiency, devices=run.layout.devices)
     roofline = Roofline(model, rates, run.training)
@@ -142,68 +172,86 @@ def overhead(
         microbatches=plain.microbatches,
         stage_layers=sum(len(chunk) for chunk in stage),
         policies=tuple(_policy(run, model, roofline, policy, plain) for policy in chosen),
-        reasons=_reasons(roofline, _main(model)),
+        reasons=_reasons(roofline, _main(model).graph, several=len(model.kinds) > 1),
     )
 
 
-def _main(model: ModelGraph) -> Graph:
+def _main(model: ModelGraph) -> LayerRun:
     """The most frequent kind of layer (the later one on a tie)."""
-    return max(reversed(model.kinds), key=lambda kind: kind.count).graph
+    return max(reversed(model.kinds), key=lambda kind: kind.count)
 
 
 def _policy(
     run: Run, model: ModelGraph, roofline: Roofline, policy: Policy, plain: StepTime
 ) -> PolicyOverhead:
-    layer = _main(model)
-    times = roofline.ops(layer)
-    base = roofline.layer(layer, NONE)
+    chunks = placement(run.model.depth, run.layout)
+    step = step_time(model, policy, roofline)
+    main = _layer(model, roofline, policy, _main(model), chunks[0])
+    layers = [_layer(model, roofline, policy, kind, chunks[step.stage]) for kind in model.kinds]
+    held = tuple(layer for layer in layers if layer.count)
+    return PolicyOverhead(
+        policy=policy.name,
+        layers=held,
+        rows=main.rows,
+        forward_seconds=main.forward_seconds,
+        backward_seconds=main.backward_seconds,
+        rerun_seconds=main.rerun_seconds,
+        layer_ratio=main.layer_ratio,
+        rungs=main.rungs,
+        step_seconds=step.total,
+        plain_step_seconds=plain.total,
+        parts=_parts(plain, step),
+        slowdown_ratio=step.total / plain.total - 1,
+        reason=_reason(held),
+    )
+
+
+def _layer(
+    model: ModelGraph,
+    roofline: Roofline,
+    policy: Policy,
+    kind: LayerRun,
+    chunks: Sequence[range],
+) -> LayerOverhead:
+    """One kind of layer; what it runs again is the mean over those in ``chunks``."""
+    times = roofline.ops(kind.graph)
+    base = roofline.layer(kind.graph, NONE)
     together = base.forward + base.backward
-    found = _again(run, model, roofline, layer, policy)
+    stages = StagePolicy(model, policy)
+    held = [
+        stages.layer_policy(index, chunk)
+        for chunk in chunks
+        for index in chunk
+        if stages.graph(index) is kind.graph
+    ]
+    found = _again(roofline, kind.graph, held or [policy])
     rows = [_row(time, found.get(time.name, 0.0), together) for time in times]
     if found.get(GATHER):
         rows.append(_gather(found[GATHER], together))
     added = sum(row.rerun_seconds for row in rows)
-    step = step_time(model, policy, roofline)
     weights = {time.name: _weight(time, found) for time in times}
-    rungs = _rungs(model, layer, times, weights, found.get(GATHER, 0.0))
-    return PolicyOverhead(
-        policy=policy.name,
+    return LayerOverhead(
+        layer=kind.kind.label,
+        count=len(held),
         rows=tuple(rows),
         forward_seconds=base.forward,
         backward_seconds=base.backward,
         rerun_seconds=added,
         layer_ratio=added / together,
-        rungs=rungs,
-        step_seconds=step.total,
-        plain_step_seconds=plain.total,
-        parts=_parts(plain, step),
-        slowdown_ratio=step.total / plain.total - 1,
-        reason=_reason(rungs),
+        rungs=_rungs(model, kind.graph, times, weights, found.get(GATHER, 0.0)),
     )
 
 
-def _again(
-    run: Run, model: ModelGraph, roofline: Roofline, layer: Graph, policy: Policy
-) -> dict[str, float]:
-    """Re-run seconds of each op, mean over the first stage's layers of this kind."""
-    stages = StagePolicy(model, policy)
+def _again(roofline: Roofline, layer: Graph, policies: Sequence[Policy]) -> dict[str, float]:
+    """Re-run seconds of each op, mean over layers that have these policies."""
     found: dict[str, float] = {}
-    count = 0
-    chunks = placement(run.model.depth, run.layout)[0]
-    policies = [
-        stages.layer_policy(index, chunk)
-        for chunk in chunks
-        for index in chunk
-        if stages.graph(index) is layer
-    ] or [policy]
     for one in policies:
-        count += 1
         for time in roofline.rerun(layer, one):
             found[time.name] = found.get(time.name, 0.0) + time.forward_seconds
         gathered = roofline.regathered(layer, one)
         if gathered:
             found[GATHER] = found.get(GATHER, 0.0) + gathered
-    return {name: seconds / count for name, seconds in found.items()}
+    return {name: seconds / len(policies) for name, seconds in found.items()}
 
 
 def _row(time: OpTime, again: float, together: float) -> OverheadRow:
@@ -254,12 +302,12 @@ def _rungs(
     def counted(text: str, chosen: Sequence[OpTime]) -> Rung:
         rerun = sum(time.forward * weights[time.name] for time in chosen)
         total = sum(time.forward + time.backward_compute for time in chosen)
-        return Rung(counted=text, ratio=rerun / total)
+        return Rung(counted=text, ratio=rerun / total if total else 0.0)
 
     rerun = sum(time.forward_seconds * weights[time.name] for time in times) + gather
     total = sum(time.forward_seconds + time.backward_seconds for time in times)
     return (
-        Rung(counted="FLOPs", ratio=again / (3 * forward)),
+        Rung(counted="FLOPs", ratio=again / (3 * forward) if forward else 0.0),
         counted("time of matrix products", products),
         counted("and of all other kernels", times),
         Rung(counted="and of collectives", ratio=rerun / total),
@@ -281,26 +329,32 @@ def _parts(plain: StepTime, step: StepTime) -> tuple[StepPart, ...]:
     )
 
 
-def _reason(rungs: Sequence[Rung]) -> str:
-    flops, products, kernels, all_in = (_percent(rung.ratio) for rung in rungs)
-    if not rungs[-1].ratio:
+def _reason(layers: Sequence[LayerOverhead]) -> str:
+    again = [layer for layer in layers if layer.rerun_seconds]
+    if not again:
         return "It runs nothing again."
-    return (
-        f"Of a layer's forward and backward {flops} run again by FLOPs (all scores counted), "
-        f"{products} by the time of "
-        f"matrix products, {kernels} with all other kernels, {all_in} with collectives."
-    )
+    sentences = []
+    for layer in again:
+        name = "a layer" if len(layers) == 1 else f"each of {layer.count} {layer.layer} layers"
+        flops, products, kernels, all_in = (_percent(rung.ratio) for rung in layer.rungs)
+        sentences.append(
+            f"Of {name}'{'' if len(layers) > 1 else 's'} forward and backward {flops} run again by "
+            f"FLOPs (all scores counted), {products} by the time of matrix products, {kernels} "
+            f"with all other kernels, {all_in} with collectives."
+        )
+    return " ".join(sentences)
 
 
-def _reasons(roofline: Roofline, layer: Graph) -> tuple[str, ...]:
+def _reasons(roofline: Roofline, layer: Graph, *, several: bool) -> tuple[str, ...]:
     """What makes time differ from FLOPs in this layer, whatever the policy."""
+    which = "Backward of the most frequent kind of layer" if several else "Backward"
     times = roofline.ops(layer)
     forward = sum(time.forward_seconds for time in times)
     backward = sum(time.backward_seconds for time in times)
     ratio = backward / forward
     word = "though it has" if ratio < 1.9 else "and has about"
     lines = [
-        f"Backward takes {ratio:.2f} times as long as forward, {word} twice the FLOPs.",
+        f"{which} takes {ratio:.2f} times as long as forward, {word} twice the FLOPs.",
         "The step's share is smaller than the layer's: embedding, head, loss and optimizer never "
         "run again.",
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -159,15 +160,25 @@ def default_note(device: Device, overrides: Mapping[str, float] | None = None) -
 
 
 def _family(name: str) -> str:
-    table = read_mapping(presets_root() / "efficiency" / "families.yaml")
-    return str(table.get(name, "default"))
+    return str(_families(presets_root() / "efficiency" / "families.yaml").get(name, "default"))
 
 
-def _entries(name: str) -> Iterable[tuple[str, Any, str]]:
-    data = read_mapping(presets_root() / "efficiency" / f"{name}.yaml")
-    for key, entry in data.items():
-        if key != "title":
-            yield key, entry["value"], str(entry["source"])
+@cache
+def _families(path: Path) -> Mapping[str, Any]:
+    return read_mapping(path)
+
+
+def _entries(name: str) -> tuple[tuple[str, Any, str], ...]:
+    return _entries_of(presets_root() / "efficiency" / f"{name}.yaml")
+
+
+@cache
+def _entries_of(path: Path) -> tuple[tuple[str, Any, str], ...]:
+    return tuple(
+        (key, entry["value"], str(entry["source"]))
+        for key, entry in read_mapping(path).items()
+        if key != "title"
+    )
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, float]:

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from actcalc.cost.collective import collective_seconds, send_seconds
-from actcalc.cost.optimizer import optimizer_time
+from actcalc.cost.optimizer import optimizer_time, rank_parameters
 from actcalc.cost.rates import Rates
 from actcalc.cost.roofline import NOTHING, LayerTime, Roofline, beside
 from actcalc.errors import SpecError
 from actcalc.layers.graph import Collective, Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.placement import Chunks, Ends, ends, microbatches, placement
-from actcalc.memory.states import parameters_of, recipe, replicas, sum_parameters
+from actcalc.memory.states import parameters_of, recipe, replicas
 from actcalc.policy.rules import Policy, parse_policy
 from actcalc.policy.stage import StagePolicy
 from actcalc.specs.run import Run
@@ -55,6 +55,16 @@ class StepTime:
 def chunk_layers(run: Run) -> int:
     """Layers of the largest pipeline chunk: what segments of re-run layers are cut from."""
     return max(len(chunk) for stage in placement(run.model.depth, run.layout) for chunk in stage)
+
+
+def check_timed(training: Training) -> None:
+    """Refuse what a step's time here leaves out: activations that go to the host and back."""
+    if training.offload == "activations" or training.offload_modules:
+        raise SpecError(
+            "offloaded activations are not timed here: their transfers depend on what runs beside "
+            "them",
+            "`actcalc plan --offload` times them; `actcalc explain offload` shows a layer's waits",
+        )
 
 
 def policy_of(run: Run, graph: ModelGraph) -> Policy:
@@ -286,8 +296,7 @@ def _trained(
     """Trained parameters of the busiest rank: those of all replicas, and routed experts."""
     best = (0, 0)
     for graphs in _stage_graphs(model, chunks):
-        seen: set[str] = set()
-        total = sum_parameters(parameters_of(model, graph, training, seen) for graph in graphs)
+        total = rank_parameters(model, graphs, training)
         best = max(best, (total.dense.trained, total.expert.trained), key=sum)
     return best
 

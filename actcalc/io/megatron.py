@@ -24,6 +24,8 @@ from actcalc.io.megatron_options import (
     plain,
 )
 
+_BACKENDS = ("auto", "flash", "fused", "unfused", "local")
+"""Values of --attention-backend (transformer/enums.py AttnBackend)."""
 MARKS = ("num-layers", "hidden-size", "micro-batch-size", "tensor-model-parallel-size",
          "encoder-num-layers", "seq-length")  # fmt: skip
 OWN = {"micro-batch-size", "tensor-model-parallel-size", "encoder-num-layers"}
@@ -53,7 +55,7 @@ class Arguments:
     policies: tuple[str, ...]
     warnings: tuple[str, ...]
     devices: int | None = None
-    """Devices of the run, where world-size is given (those that the global batch can feed)."""
+    """Devices of the run, where world-size is given."""
 
 
 class _Options:
@@ -477,7 +479,7 @@ def _layout(o: _Options, model: dict[str, Any], warnings: list[str]) -> dict[str
                 f"world-size {world} is not a multiple of tp {tp} x pp {pp} x cp {cp} = {inside}",
                 "check the parallel sizes",
             )
-        layout["dp"] = _replicas(o, world // inside, warnings)
+        layout["dp"] = _fed(o, world // inside, warnings)
     else:
         warnings.append("world-size is not given: one replica is taken (dp 1).")
     if not model.get("moe"):
@@ -510,22 +512,35 @@ def _graphs(o: _Options, warnings: list[str]) -> None:
         )
 
 
-def _replicas(o: _Options, given: int, warnings: list[str]) -> int:
-    """Replicas that the global batch allows: Megatron refuses a batch that they do not divide.
+def _fed(o: _Options, given: int, warnings: list[str]) -> int:
+    """Replicas that a step feeds: a world-size of the whole machine may have more.
 
-    ``num_microbatches_calculator.py`` asserts global batch % (micro-batch · dp) = 0, so a world
-    size that breaks it cannot be the one the run had.
+    A global batch of fewer sequences than one micro-batch for each replica cannot have run on all.
     """
-    if not o.has("global-batch-size"):
+    batch, micro_batch = o.number("global-batch-size", given), o.number("micro-batch-size", 1)
+    if not o.has("global-batch-size") or batch >= micro_batch * given or batch % micro_batch:
         return given
-    batches = o.number("global-batch-size", 1) // max(1, o.number("micro-batch-size", 1))
-    possible = gcd(given, batches) or given
-    if possible != given:
-        warnings.append(
-            f"world-size gives {given} replicas, which global-batch-size "
-            f"{o.number('global-batch-size', 1)} cannot feed: {possible} are taken."
-        )
+    possible = gcd(given, batch // micro_batch)
+    warnings.append(
+        f"world-size has {given} replicas, but a global batch of {batch} feeds {possible}: the "
+        "others are taken to be idle (Megatron refuses such a world-size)."
+    )
     return possible
+
+
+def _global_batch(o: _Options, micro_batch: int, replicas: int) -> int:
+    """Sequences of one step; ``num_microbatches_calculator.py`` refuses what does not divide."""
+    batch, step = o.number("global-batch-size", 1), micro_batch * replicas
+    if batch % step == 0:
+        return batch
+    near = [size for size in (batch // step * step, -(-batch // step) * step) if size]
+    fit = [str(b) for b in range(1, micro_batch) if batch % (b * replicas) == 0]
+    hint = "use global-batch-size " + " or ".join(map(str, near))
+    raise SpecError(
+        f"global-batch-size {batch} is not divisible by micro-batch-size {micro_batch} x {replicas}"
+        f" replicas (world-size over tp, pp and cp) = {step}; Megatron refuses it",
+        hint + (f", or micro-batch-size {fit[-1]}" if fit else ""),
+    )
 
 
 def _zero(o: _Options) -> int:
@@ -613,6 +628,8 @@ def _workload(o: _Options, layout: dict[str, Any], framework: str) -> dict[str, 
     if fp8 and precision == "bf16":
         precision = "fp8"
     backend = o.text("attention-backend", "auto").removeprefix("AttnBackend.")
+    if backend not in _BACKENDS:
+        raise SpecError(f"attention-backend is {backend!r}", "use " + ", ".join(_BACKENDS))
     flash = backend in ("flash", "fused") or o.flag("use-flash-attn")
     if backend == "auto" and framework == "megatron":
         flash = True
@@ -658,9 +675,7 @@ def _workload(o: _Options, layout: dict[str, Any], framework: str) -> dict[str, 
     if o.number("decoder-seq-length", 0):
         work["decoder_seq"] = o.number("decoder-seq-length", 0)
     if o.has("global-batch-size"):
-        batch, replicas = o.number("global-batch-size", 1), layout.get("dp", 1)
-        if batch % (work["micro_batch"] * replicas) == 0:
-            work["global_batch"] = batch
+        work["global_batch"] = _global_batch(o, work["micro_batch"], layout.get("dp", 1))
     return work
 
 
@@ -722,7 +737,45 @@ def _training(o: _Options) -> dict[str, Any]:
         training["master_bytes"] = _itemsize(o, "main-params-dtype")
     if o.flag("optimizer-cpu-offload"):
         training["offload"] = "optimizer"
-    return training
+    return {**training, **_offloaded(o)}
+
+
+def _offloaded(o: _Options) -> dict[str, Any]:
+    """Modules whose activations are offloaded.
+
+    Refuses what ``transformer_config.py`` and ``training/arguments.py`` refuse.
+    """
+    modules, least = o.words("offload-modules"), o.number("min-offloaded-tensor-size", 1024 * 1024)
+    layers = _offloaded_layers(o)
+    if not o.flag("fine-grained-activation-offloading"):
+        return layers
+    if not modules:
+        raise SpecError(
+            "fine-grained-activation-offloading names no modules",
+            "give --offload-modules, as in core_attn attn_proj",
+        )
+    return {"offload_modules": modules, "offload_elements": least, **layers}
+
+
+def _offloaded_layers(o: _Options) -> dict[str, Any]:
+    """Layers whose activations are offloaded; weights are not any more (TE cpu_offload.py)."""
+    count = o.number("cpu-offloading-num-layers", 0)
+    kept = o.has("cpu-offloading-activations") and not o.flag("cpu-offloading-activations")
+    if not o.flag("cpu-offloading") or kept:
+        return {}
+    if o.text("cuda-graph-impl", "none") != "none" or o.flag("enable-cuda-graph"):
+        raise SpecError("cpu-offloading and CUDA graphs exclude each other", "drop one of them")
+    if count and count >= o.number("num-layers", count + 1):
+        raise SpecError(
+            f"cpu-offloading-num-layers is {count}, but the last layer is never offloaded",
+            f"use at most {o.number('num-layers', 1) - 1}",
+        )
+    if o.flag("fine-grained-activation-offloading"):
+        raise SpecError(
+            "fine-grained-activation-offloading and cpu-offloading exclude each other",
+            "drop one of them",
+        )
+    return {"offload_layers": count}
 
 
 def _itemsize(o: _Options, name: str) -> int:

@@ -31,7 +31,7 @@ IDLE = re.compile(
     r"|moe-router-(bias|topk-scaling|pre-softmax)|moe-(permute-fusion|enable-deepep|deepep)"
     r"|moe-(flex-dispatcher|hybridep)|cuda-graph|optimizer-cuda-graph|fp8-(recipe|margin|amax)"
     r"|num-layers-at-(start|end)-in-bf16|offload-modules|min-offloaded|activation-offload"
-    r"|delay-offload|moe-router-(fusion|padding)|moe-shared-expert-overlap|moe-token-drop|moe-z-loss"
+    r"|delay-offload|cpu-offloading-(double|retain)|moe-router-(fusion|padding)|moe-shared-expert-overlap|moe-token-drop|moe-z-loss"
     r"|add-position-embedding|clone-scatter|scatter-gather|fp8-wgrad|tp-comm-(bulk|overlap-)|rank$"
     r"|seq-length$|consumed|inference-|retro-|biencoder|ict-|bert-(load|embedder)|vision-|img-|dino-"
     r"|mask-(type|factor)|iter-per|patch-dim|num-c(hannels|lasses)|overlap-p2p-communication-warmup|cp-comm-type|rope-type|use-rope-scaling|qk-clip).*"
@@ -52,9 +52,9 @@ OF_A_SWITCH = (
 """Switches, and how the options begin that say nothing where they are off."""
 
 LEFT_OUT: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
-    ("fine-grained-activation-offloading", "moves inputs of modules to the host: less memory", ()),
-    ("cpu-offloading", "moves activations of layers to the host: less memory", ()),
-    ("cpu-offloading-num-layers", "moves activations of layers to the host: less memory", ()),
+    ("activation-offload-fraction", "keeps part of the offloaded modules: more memory", (1,)),
+    ("delta-offload-bytes-across-pp-ranks", "keeps more on later stages: more memory", (0,)),
+    ("cpu-offloading-weights", "moves nothing in today's Transformer Engine", ()),
     ("optimizer-offload-fraction", "leaves part of the optimizer on the device: more", (1,)),
     ("overlap-moe-expert-parallel-comm", "runs two micro-batches side by side: more memory", ()),
     ("moe-expert-capacity-factor", "drops tokens of experts chosen too often: less memory", ()),

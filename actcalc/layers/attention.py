@@ -110,7 +110,10 @@ def _eager_fused(g: GraphBuilder, ctx: Context, x: CoreInput) -> str:
     """
     scores = _scores(g, ctx, x)
     probs = g.tensor("probs", _scores_shape(ctx, x), ctx.act)
-    g.op("softmax", "softmax", GROUP, [scores], [probs], saves=[probs], modules=_CORE)
+    g.op(
+        "softmax", "softmax", GROUP, [scores], [probs],
+        saves=[probs], modules=_CORE, kernel="fused",
+    )  # fmt: skip
     return _weighted_values(g, ctx, x, probs)
 
 

@@ -210,20 +210,44 @@ class Evaluation:
         self.rules: Recipe = recipe(self.graph, run.training)
         self.timeline = Timeline(StagePolicy(self.graph, self.policy), run.training)
         self.ends: tuple[tuple[Ends, ...], ...] = ends(run.layout)
-        self._chunks: dict[tuple[int, int, Ends], tuple[Part, ...]] = {}
+        self._chunks: dict[tuple[int, int, Ends, bool], tuple[Part, ...]] = {}
 
     def parts(self, stage: int) -> tuple[tuple[Part, ...], ...]:
         """Parts of each chunk of a stage (cached by where it lies and how long it is)."""
+        ahead = self.ahead(stage)
         return tuple(
-            self._parts(chunk, held)
+            self._parts(chunk, held, ahead=ahead)
             for chunk, held in zip(self.places[stage], self.ends[stage], strict=True)
         )
 
-    def _parts(self, chunk: range, held: Ends) -> tuple[Part, ...]:
-        key = (chunk.start, chunk.stop, held)
+    def _parts(self, chunk: range, held: Ends, *, ahead: bool) -> tuple[Part, ...]:
+        key = (chunk.start, chunk.stop, held, ahead)
         if key not in self._chunks:
-            self._chunks[key] = self.timeline.parts(chunk, held)
+            self._chunks[key] = self.timeline.parts(chunk, held, ahead=ahead)
         return self._chunks[key]
+
+    def ahead(self, stage: int) -> bool:
+        """Whether a stage's offloaded groups come back a layer ahead of their backward.
+
+        They do once the last layer of the first backward has stayed: each of its modules that ends
+        brings a group back, and so on from layer to layer. That layer is looked for in the last of
+        the stage's chunks; where it has none, every reload finds its group already asked for
+        (fine_grained_activation_offload.py as first published, at commit 696a38e0:
+        is_first_last_layer, bulk_reload_group). Later versions look in all chunks
+        (post_warmup_callback at 008df8ac); published peaks of such a run lie a GB below what they
+        would hold.
+        """
+        if len(self.places[stage][-1]):
+            return True
+        return bool(self.graph.mtp) and self.ends[stage][-1][1]
+
+    def host_bytes(self, stage: int) -> int:
+        """Bytes of offloaded modules that a GPU of the stage has in host memory, at most."""
+        chunks = [sum(part.host * part.count for part in each) for each in self.parts(stage)]
+        if not any(chunks):
+            return 0
+        held = (activations for _, _, activations, _ in self.moments(stage))
+        return max(sum(n * size for n, size in zip(each, chunks, strict=True)) for each in held)
 
     def holds(self, stage: int) -> Ends:
         """Whether a stage holds the embedding, and whether it holds the head."""
@@ -550,6 +574,7 @@ def _notes(
     if run.layout.zero and replicas(run.layout, training, expert=False) == 1:
         notes.append(f"ZeRO {run.layout.zero} shards over one rank: it changes nothing here.")
     notes += _absent_gradients(figures)
+    notes += _offloaded(work)
     if any(figure.last_rank_spare_bytes for figure in figures):
         notes.append(
             "The optimizer gives whole weights to ranks: figures are of the fullest rank; "
@@ -573,6 +598,38 @@ def _notes(
             f"global batch grows with the micro-batch from {run.workload.global_batch}."
         )
     return tuple(dict.fromkeys(notes))
+
+
+def _offloaded(work: Evaluation) -> list[str]:
+    """How much offloaded modules have in host memory, and which versions hold more here."""
+    training = work.run.training
+    if training.offload_layers:
+        return [
+            f"{training.offload_layers} offloaded layers have up to {work.host_bytes(0):,} B in "
+            "host memory for each GPU."
+        ]
+    if not training.offload_modules:
+        return []
+    stages = range(work.run.layout.pp)
+    most = max(stages, key=work.host_bytes)
+    host = work.host_bytes(most)
+    if not host:
+        return [
+            "offload_modules moves nothing: no tensor of these modules has "
+            f"{training.offload_elements:,} elements, or no layer has such modules."
+        ]
+    notes = [
+        f"Offloaded modules have up to {host:,} B in host memory for each GPU of stage {most}: "
+        "every op's own copy of what it saved."
+    ]
+    if any(work.host_bytes(stage) and not work.ahead(stage) for stage in stages):
+        layer = max(p.host for stage in stages for chunk in work.parts(stage) for p in chunk)
+        notes.append(
+            "The last chunk of a stage has no layers: there a tensor comes back when backward asks "
+            "for it, as in Megatron's first versions. Newer ones look for the last layer in all "
+            f"chunks and may bring groups back ahead: up to {layer:,} B more for each layer."
+        )
+    return notes
 
 
 def _absent_gradients(figures: Sequence[StageFigure]) -> list[str]:

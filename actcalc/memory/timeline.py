@@ -9,20 +9,26 @@ pipeline's schedule (:func:`actcalc.memory.schedule.moments`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from actcalc.errors import SpecError
 from actcalc.layers.graph import Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.placement import Ends
 from actcalc.memory.states import Parameters, Trained, parameters_of, trained_of
 from actcalc.memory.working import Options, Working, working
+from actcalc.policy.offload import Away, away, whole_layer
 from actcalc.policy.outcome import layer_outcome
 from actcalc.policy.rules import NONE
 from actcalc.policy.stage import StagePolicy
 from actcalc.specs.training import Training
+
+Offloading = Literal["stays", "ahead", "asked"]
+"""Whether a layer's modules are offloaded, and when their tensors come back: a layer ahead, or when
+backward asks for them."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,8 @@ class Part:
     """Those of them that get a gradient."""
     shapes: frozenset[tuple[int, ...]]
     """Shapes of the weights of its matrix products."""
+    host: int = 0
+    """Bytes of its offloaded modules that wait in host memory."""
 
 
 class Peak(NamedTuple):
@@ -87,12 +95,54 @@ class Timeline:
             trains_all=not training.lora_rank,
             loss_in_place=kernels.get("layer") != "hub" and training.loss in ("auto", "fused"),
         )
-        self._working: dict[tuple[int, str], Working] = {}
+        if training.offload_modules or training.offload_layers:
+            self._check_offload()
+        self._working: dict[tuple[int, str, str], Working] = {}
+        self._away: dict[tuple[int, str], Away] = {}
         self._parameters: dict[int, Parameters] = {}
         self._trained: dict[int, Trained] = {}
         self._scopes: dict[int, frozenset[str]] = {}
         self._shapes: dict[int, frozenset[tuple[int, ...]]] = {}
         self.last_layer = self.model.context.model.depth
+
+    def _check_offload(self) -> None:
+        policy, kernels = self.stages.policy, self.model.context.framework.kernels
+        if kernels.get("ends") != "megatron" or kernels.get("norm_fusion") != "fused":
+            name = "offload_layers" if self.training.offload_layers else "offload_modules"
+            raise SpecError(
+                f"{name} is Megatron's, with Transformer Engine",
+                "use --framework megatron (--transformer-impl transformer_engine), or drop it",
+            )
+        if self.training.offload_layers:
+            self._check_layers()
+            return
+        if policy.whole or policy.per_op:
+            raise SpecError(
+                f"offload_modules with policy {policy.name}: what re-runs whole saves nothing in "
+                "its modules",
+                "use --policy none or single modules, or drop offload_modules",
+            )
+
+    def _check_layers(self) -> None:
+        # transformer_config.py cpu_offloading: no pipeline, no recomputation, not the last layer
+        count, context = self.training.offload_layers, self.model.context
+        if count >= context.model.depth:
+            raise SpecError(
+                f"offload_layers is {count} of {context.model.depth}: the last layer stays",
+                f"use at most {context.model.depth - 1}",
+            )
+        if context.layout.pp > 1 or self.stages.policy.name != "none":
+            raise SpecError(
+                f"offload_layers with pp {context.layout.pp} and policy "
+                f"{self.stages.policy.name}: Megatron offloads layers without pipeline and "
+                "recomputation only",
+                "use pp 1 and --policy none, or offload_modules",
+            )
+        if context.model.encoder_layers:
+            raise SpecError(
+                "offload_layers is not modelled for an encoder and a decoder, each with its own",
+                "drop offload_layers",
+            )
 
     def parameters(self, graph: Graph) -> Parameters:
         """Parameters of one graph on one rank (cached; shared scopes counted)."""
@@ -132,26 +182,133 @@ class Timeline:
             )
         return self._shapes[key]
 
-    def working(self, graph: Graph, layer: int, chunk: range) -> Working:
+    def working(self, graph: Graph, layer: int, chunk: range, way: Offloading = "stays") -> Working:
         """Working set of one layer under its policy (cached)."""
         policy = self.stages.layer_policy(layer, chunk)
-        key = (id(graph), policy.name)
+        key = (id(graph), policy.name, way)
         if key not in self._working:
             self._working[key] = working(
                 self.model,
                 self.stages.outcome(graph, policy),
                 self.options,
                 whole=policy.whole,
+                away=None if way == "stays" else self.away(layer, chunk),
+                ahead=way == "ahead",
             )
         return self._working[key]
 
-    def parts(self, chunk: range, ends: Ends) -> tuple[Part, ...]:
-        """The parts of one chunk with its ends in model order; equal neighbours folded."""
+    def away(self, layer: int, chunk: range) -> Away:
+        """What the offloaded modules of one layer send to the host (cached)."""
+        graph = self.stages.graph(layer)
+        policy = self.stages.layer_policy(layer, chunk)
+        key = (id(graph), policy.name)
+        if key not in self._away:
+            modules = set(self.training.offload_modules)
+            if self.model.context.workload.kernels.moe_grouped_gemm == "off":
+                # experts one after another (SequentialMLP) have no hooks
+                modules -= {"expert_fc1", "moe_act"}
+            self._away[key] = away(
+                self.stages.outcome(graph, policy),
+                modules,
+                self.training.offload_elements,
+                self.model.sizes,
+            )
+        return self._away[key]
+
+    def parts(self, chunk: range, ends: Ends, *, ahead: bool = True) -> tuple[Part, ...]:
+        """The parts of one chunk with its ends in model order; equal neighbours folded.
+
+        Where modules are offloaded, ``ahead`` says whether they come back a layer ahead.
+        """
+        if self.training.offload_modules and len(chunk):
+            return self._offloaded(chunk, ends, ahead=ahead)
+        if self.training.offload_layers:
+            return self._layers_offloaded(chunk, ends)
+        return self._parts(chunk, ends, "stays")
+
+    def _offloaded(self, chunk: range, ends: Ends, *, ahead: bool) -> tuple[Part, ...]:
+        """Parts of a chunk whose modules are offloaded.
+
+        The last layer of a chunk that runs backward at once stays (should_bulk_offload); with
+        prediction layers that is the last of those, and all of them are taken to stay. Between two
+        backwards of a pipeline the groups of the layer that comes next are back already
+        (pre_reload_last_layer).
+        """
+        layout = self.model.context.layout
+        _, last = ends
+        parts = self._parts(chunk, ends, "ahead" if ahead else "asked")
+        if not ahead:
+            return parts
+        waiting = next(part.host for part in reversed(parts) if part.first >= 0)
+        if last and not self.model.mtp:
+            parts = self._last_stays(parts, chunk)
+        if last and layout.vpp == 1:
+            return parts
+        return tuple(
+            replace(
+                part,
+                forward=part.forward + waiting,
+                backward=part.backward + (waiting if part.name == "embedding" else 0),
+            )
+            for part in parts
+        )
+
+    def _layers_offloaded(self, chunk: range, ends: Ends) -> tuple[Part, ...]:
+        """Parts of all layers, the first of which are offloaded.
+
+        Of L layers with n offloaded, layer i has left when layer L - n + i begins forward, and
+        comes back when layer L - 1 - n + i begins backward: L - n layers are there at any time,
+        the running one included (cpu_offload.py _default_offload_sync_init).
+        """
+        count = self.training.offload_layers
+        gone = [
+            self._sum(graph, whole_layer(self.stages.outcome(graph), self.model.sizes))
+            for graph in (self.stages.graph(layer) for layer in chunk)
+        ]
+        waiting = sum(gone[count + 1 :])
+        found: list[Part] = []
+        for part in self._parts(chunk, ends, "stays"):
+            begin = part.first - chunk.start
+            leaving = min(part.count, count - begin) if part.first >= 0 else 0
+            if leaving > 0:
+                found.append(
+                    replace(
+                        part,
+                        count=leaving,
+                        stored=part.stored - gone[begin],
+                        forward=part.forward + waiting,
+                        backward=part.backward + waiting,
+                        host=gone[begin],
+                    )
+                )
+            if leaving < part.count:
+                rest = max(0, leaving)
+                first = part.first + rest if part.first >= 0 else part.first
+                found.append(
+                    replace(
+                        part,
+                        name=f"layer {first}" if part.first >= 0 else part.name,
+                        count=part.count - rest,
+                        first=first,
+                    )
+                )
+        return tuple(found)
+
+    def _last_stays(self, parts: Sequence[Part], chunk: range) -> tuple[Part, ...]:
+        index = max(i for i, part in enumerate(parts) if part.first >= 0)
+        group = parts[index]
+        before = [replace(group, count=group.count - 1)] if group.count > 1 else []
+        stays = self._layer(chunk[-1], 1, chunk, "stays")
+        alone = len(chunk) == 1
+        found = stays if alone else replace(stays, backward=max(stays.backward, group.backward))
+        return (*parts[:index], *before, found, *parts[index + 1 :])
+
+    def _parts(self, chunk: range, ends: Ends, way: Offloading) -> tuple[Part, ...]:
         found: list[Part] = []
         first, last = ends
         if first:
             found.append(self._end("embedding", self.model.embedding))
-        found += self._segments(chunk)
+        found += self._segments(chunk, way)
         if last:
             if self.model.mtp:
                 for _ in range(self.model.mtp.count):
@@ -159,7 +316,7 @@ class Timeline:
             found.append(self._end("head and loss", self.model.head))
         return tuple(found)
 
-    def _segments(self, chunk: range) -> Iterator[Part]:
+    def _segments(self, chunk: range, way: Offloading) -> Iterator[Part]:
         policy = self.stages.policy
         if policy.whole and policy.segment > 1:
             for segment in self.stages.segments(chunk):
@@ -171,14 +328,19 @@ class Timeline:
 
         for _, group in groupby(chunk, key=kind):
             layers = list(group)
-            yield self._layer(layers[0], len(layers), chunk)
+            yield self._layer(layers[0], len(layers), chunk, way)
 
-    def _layer(self, layer: int, count: int, chunk: range) -> Part:
+    def _layer(self, layer: int, count: int, chunk: range, way: Offloading) -> Part:
         graph = self.stages.graph(layer)
         policy = self.stages.layer_policy(layer, chunk)
         size = self.stages.layer_bytes(graph, policy)
-        work = self.working(graph, layer, chunk)
-        stored = size.stored
+        work = self.working(graph, layer, chunk, way)
+        stored = kept = size.stored
+        host = 0
+        if way != "stays":
+            gone = self.away(layer, chunk)
+            stored = kept = stored - self._sum(graph, gone.leaving)
+            host = self._sum(graph, gone.copied)
         if self.training.offload == "activations":
             stored = 0
         extra = size.stored - self._own_stored(graph, layer, chunk)
@@ -188,21 +350,21 @@ class Timeline:
             first=layer,
             layers=1,
             stored=stored,
-            forward=max(size.stored, work.forward + max(0, extra)),
-            backward=max(size.stored, work.backward + max(0, extra)),
+            forward=max(kept, work.forward + max(0, extra)),
+            backward=max(kept, work.backward + max(0, extra)),
             reruns=bool(self.stages.outcome(graph, policy).rerun),
             forward_at=work.forward_at,
             backward_at=work.backward_at,
             parameters=self.parameters(graph),
             trained=self.trained(graph),
             shapes=self.shapes(graph),
+            host=host,
         )
 
     def _own_stored(self, graph: Graph, layer: int, chunk: range) -> int:
         """Stored bytes without the copies that a replicated or split boundary makes or saves."""
         outcome = self.stages.outcome(graph, self.stages.layer_policy(layer, chunk))
-        sizes = self.model.sizes
-        return sum(int(graph.tensors[n].bytes.value(sizes)) for n in outcome.stored)
+        return self._sum(graph, outcome.stored)
 
     def _segment(self, layers: range, stored: int, chunk: range) -> Part:
         """Layers that re-run together: all they save is alive when their backward begins."""
@@ -284,6 +446,9 @@ class Timeline:
             base + -(-max(0, forward - base) // parts),
             base + -(-max(0, backward - base) // parts),
         )
+
+    def _sum(self, graph: Graph, names: Iterable[str]) -> int:
+        return sum(self._size(graph, name) for name in names)
 
     def _size(self, graph: Graph, name: str) -> int:
         return int(graph.tensors[name].bytes.value(self.model.sizes))

@@ -14,10 +14,14 @@ from typing import NamedTuple
 
 from actcalc.layers.graph import Collective, DType, Graph, Op
 from actcalc.layers.model import ModelGraph
+from actcalc.policy.offload import Away
 from actcalc.policy.outcome import LayerOutcome
 
 _INTEGERS = (DType.BOOL, DType.UINT8, DType.INT32, DType.INT64)
 _ALIASING = ("add", "view")
+# The fused softmax writes its gradient over that of its output (Transformer Engine
+# pytorch/csrc/extensions/softmax.cpp, Megatron-LM fused_kernels of old and Apex).
+_IN_PLACE = ("softmax", "fused")
 _DQ_BYTES = 4  # flash attention sums the gradient of q in fp32 (flash_api.cpp mha_bwd, dq_accum)
 
 
@@ -49,8 +53,17 @@ class Options(NamedTuple):
 
 
 class _Layer:
-    def __init__(self, model: ModelGraph, outcome: LayerOutcome, options: Options) -> None:
+    def __init__(
+        self,
+        model: ModelGraph,
+        outcome: LayerOutcome,
+        options: Options,
+        away: Away | None,
+        ahead: bool,
+    ) -> None:
         self.graph: Graph = outcome.graph
+        self.away = away
+        self.ahead = ahead
         self.options = options
         self.sizes = model.sizes
         self.stored = set(outcome.stored)
@@ -145,7 +158,8 @@ class _Layer:
         A layer re-run ``whole`` makes all it saves before its backward begins.
         """
         graph = self.graph
-        alive = set(self.stored)
+        trip = _Trip(self)
+        alive = self.stored - trip.late
         pending = set(self.restored)
         gradients = _Gradients(self)
         gradients.add(graph.output)
@@ -161,6 +175,7 @@ class _Layer:
             pending = set()
         groups = _groups(graph, self.again)
         for op in reversed(graph.ops):
+            alive |= trip.late & set(op.saves)
             need = set(op.saves) & pending
             group = groups.get(op.name)
             if pending and (need or group is not None):
@@ -172,17 +187,19 @@ class _Layer:
                 numbers = {groups[o.name] for o in ops}
                 members = [o for o in graph.ops if groups.get(o.name) in numbers]
                 made = {name for o in members for name in (*o.outputs, *o.saves)} & pending
+                alive |= trip.late & {name for o in members for name in o.inputs}
                 passing = max(self.total(set(o.outputs) - made) for o in members) if members else 0
                 alive |= made
                 pending -= made
-                now = self.total(alive) + gradients.total + passing
+                now = self.total(alive) + gradients.total + passing + trip.more
                 if made and now > best:
                     best, where = now, f"{members[0].name}"
             gradients.pass_on(op)
-            now = self.total(alive) + gradients.total + self._value(op, backward=True)
+            now = self.total(alive) + gradients.total + self._value(op, backward=True) + trip.more
             if now > best:
                 best, where = now, op.name
             gradients.drop(op.outputs)
+            alive -= trip.passed(op)
             for name in op.saves:
                 left = savers.get(name)
                 if left is not None:
@@ -190,6 +207,47 @@ class _Layer:
                     if not left:
                         alive.discard(name)
         return best, where
+
+
+class _Trip:
+    """Offloaded tensors on their way back, in bytes beside those that the layer itself counts.
+
+    Brought back ahead, all a layer needs is there when its backward begins: every op has a copy
+    of its own of what it saved, and each module that has ended lets a group of the layer before
+    come. Otherwise a tensor comes when an op asks for it, and goes with that op.
+    """
+
+    def __init__(self, layer: _Layer) -> None:
+        self.layer = layer
+        away = layer.away
+        self.late = set(away.leaving) if away and not layer.ahead else set[str]()
+        self.more = 0
+        self.copies: dict[str, int] = {}
+        self.first = frozenset[str]()
+        self.coming: list[int] = []
+        if away is None or not layer.ahead:
+            return
+        seen: set[str] = set()
+        order = {op.name: number for number, op in enumerate(layer.graph.ops)}
+        pairs = sorted(
+            (pair for group in away.groups for pair in group.copies),
+            key=lambda pair: order[pair[0]],
+        )
+        for op, name in pairs:
+            # The earliest op's copy stands for the tensor itself, which is counted until then.
+            if op not in layer.again and (name in seen or name not in away.leaving):
+                self.copies[op] = self.copies.get(op, 0) + layer.size(name)
+            seen.add(name)
+        self.more = sum(self.copies.values())
+        self.first = frozenset(group.first for group in away.groups)
+        self.coming = [sum(layer.size(name) for _, name in group.copies) for group in away.groups]
+
+    def passed(self, op: Op) -> set[str]:
+        """What goes with ``op``, whose backward has ended."""
+        self.more -= self.copies.get(op.name, 0)
+        if op.name in self.first:
+            self.more += self.coming.pop()
+        return set() if op.name in self.layer.again else self.late & set(op.saves)
 
 
 class _Gradients:
@@ -219,7 +277,8 @@ class _Gradients:
             if name in self.storage:
                 continue  # summed in place into the gradient that is there
             size = self.layer.size(name)
-            if op.kind in _ALIASING and given is not None and self.sizes[given] == size:
+            aliasing = op.kind in _ALIASING or (op.kind, op.kernel) == _IN_PLACE
+            if aliasing and given is not None and self.sizes[given] == size:
                 self.storage[name] = given
             else:
                 self.add(name)
@@ -246,10 +305,20 @@ def _groups(graph: Graph, again: set[str]) -> Mapping[str, int]:
 
 
 def working(
-    model: ModelGraph, outcome: LayerOutcome, options: Options, *, whole: bool = False
+    model: ModelGraph,
+    outcome: LayerOutcome,
+    options: Options,
+    *,
+    whole: bool = False,
+    away: Away | None = None,
+    ahead: bool = True,
 ) -> Working:
-    """The highest moments of one layer, forward and backward; ``whole`` if all of it re-runs."""
-    layer = _Layer(model, outcome, options)
-    forward, forward_at = layer.forward(set(outcome.stored))
+    """The highest moments of one layer, forward and backward; ``whole`` if all of it re-runs.
+
+    ``away`` is what leaves for the host in forward; it comes back a layer ``ahead``, or when
+    backward asks for it.
+    """
+    layer = _Layer(model, outcome, options, away, ahead)
+    forward, forward_at = layer.forward(set(outcome.stored) - (away.leaving if away else set()))
     backward, backward_at = layer.backward(whole=whole)
     return Working(forward, forward_at, backward, "re-run" if whole else backward_at)

@@ -9,6 +9,7 @@ need segments of ⌈l/c⌉ layers, so the continuous optimum is rarely a plan.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -18,7 +19,7 @@ class CheckpointOptimum:
     layers: int
     input_bytes: int
     layer_bytes: int
-    in_flight: int
+    in_flight: int | Fraction
     continuous: float
     continuous_bytes: float
     integer: int
@@ -38,19 +39,23 @@ class CheckpointOptimum:
 
 
 def segment_memory(
-    segments: int, *, layers: int, input_bytes: int, layer_bytes: int, in_flight: int = 1
+    segments: int, *, layers: int, input_bytes: int, layer_bytes: int, in_flight: int | Fraction = 1
 ) -> int:
-    """memory(c) for ``segments`` segments of whole layers: the largest has ⌈layers/segments⌉."""
+    """memory(c) for ``segments`` segments of whole layers: the largest has ⌈layers/segments⌉.
+
+    Stages of several chunks hold a mean over their layers in flight, which may be a fraction.
+    """
     longest = -(-layers // segments)
-    return in_flight * segments * input_bytes + longest * layer_bytes
+    return round(in_flight * segments * input_bytes) + longest * layer_bytes
 
 
 def checkpoint_optimum(
-    *, layers: int, input_bytes: int, layer_bytes: int, in_flight: int = 1
+    *, layers: int, input_bytes: int, layer_bytes: int, in_flight: int | Fraction = 1
 ) -> CheckpointOptimum:
     """Minimise memory(c) over real c, and over whole segments (fewest segments on a tie)."""
-    continuous = (layers * layer_bytes / (in_flight * input_bytes)) ** 0.5
-    least = in_flight * continuous * input_bytes + layers / continuous * layer_bytes
+    held = float(in_flight)
+    continuous: float = (layers * layer_bytes / (held * input_bytes)) ** 0.5
+    least = held * continuous * input_bytes + layers / continuous * layer_bytes
 
     def memory(segments: int) -> int:
         return segment_memory(
@@ -74,6 +79,6 @@ def checkpoint_optimum(
         continuous_bytes=least,
         integer=best,
         layers_per_segment=longest,
-        stored_bytes=in_flight * best * input_bytes,
+        stored_bytes=round(in_flight * best * input_bytes),
         segment_bytes=longest * layer_bytes,
     )

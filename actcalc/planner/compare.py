@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar
 
 from actcalc.cost.flops import (
@@ -107,8 +108,8 @@ class OptimumFigure:
     """A_int / A_in."""
     layers: int
     """l: layers that are cut into segments."""
-    in_flight: int
-    """m: microbatches whose checkpoints are kept at once."""
+    in_flight: float
+    """m: microbatches whose checkpoints are kept at once, mean over the stage's layers."""
     continuous: float
     """c* = √(l·A_int/(m·A_in))."""
     continuous_bytes: float
@@ -149,8 +150,11 @@ class Comparison(Result):
     """The pipeline stage the figures are of."""
     stage_layers: int
     """Layers on that stage."""
+    chunks: int
+    """Model chunks of that stage (vpp of them, or 2 in V shapes and DualPipe)."""
     in_flight: int
-    """Microbatches that stage holds at its peak."""
+    """Activations that stage holds at its peak, each of one microbatch on one chunk; with one
+    chunk, its microbatches."""
     forward_flops: int
     """Forward FLOPs of one micro-batch, over all ranks."""
     model_flops: int
@@ -186,24 +190,32 @@ def default_policies(model: ModelGraph) -> tuple[str, ...]:
     return (*chosen[:-1], *extra, chosen[-1])
 
 
-def compare_run(run: Run, efficiency: Mapping[str, float] | None = None) -> Comparison:
+def compare_run(
+    run: Run, efficiency: Mapping[str, float] | None = None, *, beside: bool = False
+) -> Comparison:
     """Compare the run's policies (or the usual ones); raises ``SpecError`` for an unknown one.
 
-    ``efficiency`` overrides shares of the device's peaks.
+    ``efficiency`` overrides shares of the device's peaks; ``beside`` sets the usual policies beside
+    the run's own.
     """
     graph = model_graph(run.model, run.layout, run.workload, run.framework)
     if run.training.lora_rank:
         from actcalc.memory.lora import adapted
 
         graph = adapted(graph, run.training)
-    return _compare(run, graph, efficiency)
+    return _compare(run, graph, efficiency, beside=beside)
 
 
-def _compare(run: Run, graph: ModelGraph, efficiency: Mapping[str, float] | None) -> Comparison:
+def _compare(
+    run: Run, graph: ModelGraph, efficiency: Mapping[str, float] | None, *, beside: bool
+) -> Comparison:
     chunks = placement(run.model.depth, run.layout)[0]
     counts = held(run.layout, microbatches(run.layout, run.workload))[0]
-    names = run.policies or default_policies(graph)
-    policies = [parse_for(name, graph, max(len(chunk) for chunk in chunks)) for name in names]
+    longest = max(len(chunk) for chunk in chunks)
+    usual = default_policies(graph)
+    policies = [parse_for(name, graph, longest) for name in run.policies or usual]
+    if beside:
+        policies = _beside(policies, (parse_for(name, graph, longest) for name in usual))
     base = StagePolicy(graph, NONE)
     stored_none = base.stored_bytes(chunks, counts)
     figures = tuple(_figure(run, graph, policy, chunks, counts, stored_none) for policy in policies)
@@ -221,7 +233,8 @@ def _compare(run: Run, graph: ModelGraph, efficiency: Mapping[str, float] | None
         parameters=int(parameters(graph, whole(dict(graph.sizes)))),
         stage=0,
         stage_layers=layers,
-        in_flight=max(counts),
+        chunks=run.layout.chunks,
+        in_flight=sum(counts),
         forward_flops=forward_flops(graph),
         model_flops=model_flops(graph),
         policies=figures,
@@ -229,6 +242,16 @@ def _compare(run: Run, graph: ModelGraph, efficiency: Mapping[str, float] | None
         advice=_advice(figures, graph),
         notes=_notes(run, graph, figures, efficiency),
     )
+
+
+def _beside(own: list[Policy], usual: Iterable[Policy]) -> list[Policy]:
+    """``own`` policies, and the usual ones that are not the same under another name."""
+
+    def rules(policy: Policy) -> dict[str, object]:
+        return {**vars(policy), "name": "", "note": ""}
+
+    seen = [rules(policy) for policy in own]
+    return [*own, *(policy for policy in usual if rules(policy) not in seen)]
 
 
 def _with_times(
@@ -267,11 +290,11 @@ def parse_for(name: str, graph: ModelGraph, layers: int) -> Policy:
     )
 
 
-def _in_flight(chunks: Sequence[range], counts: Sequence[int]) -> float:
-    """Microbatches in flight, averaged over the stage's layers (whole without interleaving)."""
+def _in_flight(chunks: Sequence[range], counts: Sequence[int]) -> Fraction:
+    """Microbatches in flight, averaged over the stage's layers (whole with one chunk)."""
     layers = sum(len(chunk) for chunk in chunks)
     held_layers = sum(len(c) * n for c, n in zip(chunks, counts, strict=True))
-    return held_layers / layers
+    return Fraction(held_layers, layers)
 
 
 def _figure(
@@ -287,7 +310,7 @@ def _figure(
     transient = stage.transient_bytes(chunks)
     rerun = stage.rerun_flops(range(run.model.depth), whole(dict(graph.sizes)))
     useful = model_flops(graph)
-    hardware = hardware_flops(graph, policy)
+    hardware = hardware_flops(graph, policy, training=run.training)
     main = main_run(graph)
     outcome = stage.outcome(main.graph)
     per_layer = stage.layer_bytes(main.graph).stored
@@ -357,10 +380,10 @@ def idle_settings(run: Run, *, one_layer: bool) -> list[str]:
     return [f"No effect on this table: {', '.join(idle)} (see: actcalc memory)."]
 
 
-def _optimum(graph: ModelGraph, layers: int, in_flight: float) -> OptimumFigure:
+def _optimum(graph: ModelGraph, layers: int, in_flight: Fraction) -> OptimumFigure:
     main: Graph = main_run(graph).graph
     own = [name for name in main.saved if name not in main.shared]
-    held_count = max(1, round(in_flight))
+    held_count = max(Fraction(1), in_flight)
     best = checkpoint_optimum(
         layers=layers,
         input_bytes=int(main.tensors[main.input].bytes.value(graph.sizes)),
@@ -372,7 +395,7 @@ def _optimum(graph: ModelGraph, layers: int, in_flight: float) -> OptimumFigure:
         layer_bytes=best.layer_bytes,
         layer_bytes_per_input_bytes_ratio=best.ratio,
         layers=layers,
-        in_flight=held_count,
+        in_flight=int(held_count) if held_count.denominator == 1 else float(held_count),
         continuous=best.continuous,
         continuous_bytes=best.continuous_bytes,
         integer=best.integer,
@@ -388,7 +411,9 @@ def _advice(figures: Sequence[PolicyFigure], graph: ModelGraph) -> str:
     useful = [f for f in figures if f.saved_ratio > 0.01]
     if not useful:
         if len(figures) < 2:
-            return "One policy alone: drop --policy to see the others beside it."
+            return (
+                "One policy alone: repeat --policy (none, selective, full) to see others beside it."
+            )
         return "None of these policies frees memory here: shrink the micro-batch or split further."
     low = min(useful, key=lambda f: (f.peak_bytes, f.recompute_flops))
     cheap = [f for f in useful if f.recompute_forward_ratio < 0.1]
@@ -428,6 +453,11 @@ def _notes(
         from actcalc.cost.rates import default_note
 
         notes.append(default_note(run.device, efficiency))
+        if run.training.offload == "activations" or run.training.offload_modules:
+            notes.append(
+                "Times leave out the transfers of offloaded activations: `actcalc plan --offload` "
+                "times them."
+            )
     for figure in figures:
         if figure.hardware_flops_convention == "paper":
             notes.append(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ from actcalc.cost.flops import (
     paper_model_flops,
     paper_selective_flops,
 )
-from actcalc.cost.overhead import Overhead, overhead
+from actcalc.cost.overhead import Overhead, PolicyOverhead, overhead
 from actcalc.cost.rates import default_note
 from actcalc.errors import SpecError
 from actcalc.layers.algebra import Expr, total
@@ -427,9 +427,7 @@ def _explain_overhead(run: Run, efficiency: Mapping[str, float] | None) -> Expla
     lines = []
     for one in found.policies:
         lines.append(
-            f"{one.policy}: one layer's forward and backward take "
-            f"{1e3 * (one.forward_seconds + one.backward_seconds):.4g} ms, re-running adds "
-            f"{1e3 * one.rerun_seconds:.4g} ms, {100 * one.layer_ratio:.1f} %; a step of "
+            f"{one.policy}: {'; '.join(_layer_words(one))}; a step of "
             f"{one.plain_step_seconds:.4g} s grows to {one.step_seconds:.4g} s, "
             f"{100 * one.slowdown_ratio:.1f} %."
         )
@@ -445,6 +443,19 @@ def _explain_overhead(run: Run, efficiency: Mapping[str, float] | None) -> Expla
         example=f"{_example(run)}, {found.device}",
         overhead=found,
     )
+
+
+def _layer_words(one: PolicyOverhead) -> Iterator[str]:
+    """What each kind of layer takes, and what re-running adds to it."""
+    for layer in one.layers:
+        what = "one layer's forward and backward"
+        if len(one.layers) > 1:
+            what = f"forward and backward of one of {layer.count} {layer.layer} layers"
+        yield (
+            f"{what} take "
+            f"{1e3 * (layer.forward_seconds + layer.backward_seconds):.4g} ms, re-running adds "
+            f"{1e3 * layer.rerun_seconds:.4g} ms, {100 * layer.layer_ratio:.1f} %"
+        )
 
 
 def _words(name: str) -> str:

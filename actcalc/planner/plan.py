@@ -695,9 +695,10 @@ def rest_of_stages(run: Run, settings: PlanSettings) -> tuple[Rest, ...]:
     from actcalc.memory.moments import stage_moments
     from actcalc.memory.report import Evaluation
 
-    if run.training.offload == "activations":
+    training = run.training
+    if training.offload == "activations" or training.offload_modules or training.offload_layers:
         raise SpecError(
-            "offload activations: plan chooses itself what is stored and where",
+            "offloaded activations: plan chooses itself what is stored and where",
             "drop it; plan --offload lets tensors go to the host",
         )
     bare = RunPlanner(run, replace(settings, rests=(), method="optimal", offload=False))

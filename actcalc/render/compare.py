@@ -286,10 +286,16 @@ def _inputs(result: Comparison) -> tuple[str, ...]:
     first = f"{count(result.parameters)} parameters  {lines[0]}"
     stage: tuple[str, ...] = ()
     if result.layout["pp"] > 1:
+        schedule = result.layout["schedule"] or _schedule(result)
         stage = (
             f"first stage: {result.stage_layers} layers, {result.in_flight} microbatches in "
-            f"flight ({result.layout['schedule'] or _schedule(result)})",
+            f"flight ({schedule})",
         )
+        if result.chunks > 1:
+            stage = (
+                f"first stage: {result.stage_layers} layers in {result.chunks} chunks ({schedule})",
+                f"in flight: {result.in_flight} activations, each of one microbatch on one chunk",
+            )
     extra = extra_words(result.training)
     return (first, *lines[1:], *(["  ".join(extra)] if extra else []), *stage)
 
@@ -304,7 +310,7 @@ def _optimum(result: Comparison, units: str) -> tuple[str, ...]:
     formula = "√(l·A_int/A_in)"
     if best.in_flight > 1:
         formula = "√(l·A_int/(m·A_in))"
-        inside += f"/{best.in_flight}"
+        inside += f"/{best.in_flight:.4g}"
     every = (
         "every layer"
         if best.layers_per_segment == 1

@@ -23,6 +23,9 @@ _PARTS: tuple[tuple[str, str, Callable[[StageFigure], int]], ...] = (
 )
 
 
+_FAR = 20  # times as large: no one unit suits both runs
+
+
 def _key(stage: StageFigure) -> tuple[object, ...]:
     return (stage.layers, *(part(stage) for _, _, part in _PARTS), stage.total_bytes)
 
@@ -177,12 +180,17 @@ def two_sheets(first: MemoryReport, second: MemoryReport, units: str) -> list[Sh
         names = [f"{result.model['name']} {result.framework}" for result in (first, second)]
     if names[0] == names[1]:
         names = [f"{names[0]} (1)", f"{names[1]} (2)"]
-    columns = (
-        Column("part", "part", align="left"),
-        bytes_column("first_bytes", names[0], every, units),
-        bytes_column("second_bytes", names[1], every, units),
-        bytes_column("difference_bytes", "difference", every, units),
+    titles = dict(
+        zip(
+            ("first_bytes", "second_bytes", "difference_bytes"), (*names, "difference"), strict=True
+        )
     )
+    totals = sorted((one.total_bytes, two.total_bytes))
+    if totals[1] > _FAR * totals[0]:
+        measures = [Column(key, title, lambda v: size(v, units)) for key, title in titles.items()]
+    else:
+        measures = [bytes_column(key, title, every, units) for key, title in titles.items()]
+    columns = (Column("part", "part", align="left"), *measures)
     return [
         Sheet(
             title="memory of the fullest GPU, two runs",

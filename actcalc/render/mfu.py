@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from actcalc.cost.calibrate import Calibration
-from actcalc.cost.mfu import Utilisation
+from dataclasses import fields
+from typing import Any
+
+from actcalc.cost.calibrate import BOUNDS, Calibration
+from actcalc.cost.mfu import Prediction, Training, Utilisation
 from actcalc.render.compare import run_lines
 from actcalc.render.sheet import Column, Row, Sheet, share_column
 from actcalc.render.units import count, flops
@@ -35,7 +38,7 @@ def mfu_sheets(result: Utilisation) -> list[Sheet]:
         ("per GPU", result.tokens_per_second_per_gpu, "tokens/s"),
     ]
     for other in result.countings:
-        if other.counting != result.counting:
+        if other.counting != result.counting and result.model["causal"]:
             word = "causal" if other.counting == "causal" else "full"
             rows.append((f"MFU, {word} attention", 100 * other.mfu_ratio, "% of peak"))
             rows.append((f"HFU, {word} attention", 100 * other.hfu_ratio, "% of peak"))
@@ -58,6 +61,7 @@ def mfu_sheets(result: Utilisation) -> list[Sheet]:
             rows.append(("training price", train.price, "in the price's currency"))
     lines = run_lines(result.model, result.layout, result.workload, result.framework)
     counted = "all s x s scores" if result.counting == "full" else "scores below the diagonal"
+    record = _record(result)
     sheet = Sheet(
         title=f"{result.model['name']}: utilisation of {result.gpus} x {result.device['name']}",
         columns=(
@@ -77,8 +81,34 @@ def mfu_sheets(result: Utilisation) -> list[Sheet]:
             f"{result.peak_flops_per_second / 1e12:.4g} TFLOP/s, dense.",
         ),
         notes=result.notes,
+        keys=tuple(record),
+        records=(tuple(record.values()),),
     )
     return [sheet, *([_calibration(result.calibration)] if result.calibration else [])]
+
+
+_FIGURES = (
+    "framework", "policy", "gpus", "global_batch", "basis", "step_seconds", "counting",
+    "model_flops", "hardware_flops", "hardware_flops_convention", "hardware_flops_by_ops",
+    "mfu_ratio", "hfu_ratio", "hfu_by_ops_ratio", "possible", "peak_flops_per_second",
+    "model_flops_per_second_per_gpu", "hardware_flops_per_second_per_gpu", "tokens_per_second",
+    "tokens_per_second_per_gpu", "model_flops_per_token",
+)  # fmt: skip
+
+
+def _record(result: Utilisation) -> dict[str, Any]:
+    """The figures under their names in JSON, nested ones after a dot: one row for machines."""
+    record = {"model.name": result.model["name"], "device.name": result.device["name"]}
+    record |= {name: getattr(result, name) for name in _FIGURES}
+    for one in result.countings:
+        record[f"countings.{one.counting}.mfu_ratio"] = one.mfu_ratio
+        record[f"countings.{one.counting}.hfu_ratio"] = one.hfu_ratio
+    for name, kind in (("prediction", Prediction), ("training", Training)):
+        part = getattr(result, name)
+        for field in fields(kind):
+            if field.name != "efficiency":
+                record[f"{name}.{field.name}"] = getattr(part, field.name, None)
+    return record
 
 
 def _calibration(fit: Calibration) -> Sheet:
@@ -92,6 +122,21 @@ def _calibration(fit: Calibration) -> Sheet:
             else f", {100 * fit.left_out_ratio:.1f} % for runs left out of the fit"
         ),
     ]
+    stuck = [key for key, value in fit.efficiency.items() if value in BOUNDS]
+    if stuck:
+        lines.append(f"Ended at a bound of what is fitted: {', '.join(stuck)}.")
+    if fit.after_ratio > 0.1 or fit.after_ratio > fit.before_ratio:
+        worst = [
+            max(abs(seconds / run.measured_seconds - 1) for run, seconds in pairs)
+            for pairs in (
+                [(run, run.before_seconds) for run in fit.runs],
+                [(run, run.after_seconds) for run in fit.runs],
+            )
+        ]
+        lines.append(
+            "No shares fit all these runs; least squares heed the worst: largest error "
+            f"{100 * worst[0]:.1f} % before, {100 * worst[1]:.1f} % after."
+        )
     return Sheet(
         title="calibration: step time of each measured run",
         columns=(

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from actcalc.cost.overhead import Overhead, PolicyOverhead
+from dataclasses import replace
+
+from actcalc.cost.overhead import LayerOverhead, Overhead, PolicyOverhead
 from actcalc.render.sheet import Column, Row, Sheet, share_column
 from actcalc.render.units import digits
 
 
 def overhead_sheets(found: Overhead) -> list[Sheet]:
-    """For each policy its layer, then one table of the step under all of them."""
-    return [*(_layer(one) for one in found.policies), _step(found)]
+    """For each policy the layers that run anything again, then one table of the step under all."""
+    layers = [(one, layer) for one in found.policies for layer in one.layers]
+    return [
+        *(_layer(one, layer) for one, layer in layers),
+        _rungs(layers),
+        _step(found),
+    ]
 
 
 def _ms(seconds: float) -> str:
     return digits(1e3 * seconds)
 
 
-def _layer(one: PolicyOverhead) -> Sheet:
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _layer(one: PolicyOverhead, layer: LayerOverhead) -> Sheet:
+    """One kind of layer; for machines alone where the policy re-runs another kind and not this."""
     rows = [
         Row(
             (
-                row.op.replace("_", " "),
+                one.policy,
+                layer.layer,
+                layer.count,
+                row.op,
                 row.forward_seconds,
                 row.exposed_seconds,
                 row.backward_seconds,
@@ -28,36 +43,82 @@ def _layer(one: PolicyOverhead) -> Sheet:
                 row.rerun_layer_ratio,
             )
         )
-        for row in one.rows
+        for row in layer.rows
         if row.forward_seconds or row.backward_seconds or row.rerun_seconds
     ]
-    exposed = sum(row.exposed_seconds for row in one.rows)
+    exposed = sum(row.exposed_seconds for row in layer.rows)
     total = Row(
         (
+            None,
+            None,
+            None,
             "layer",
-            one.forward_seconds,
+            layer.forward_seconds,
             exposed,
-            one.backward_seconds,
-            one.rerun_seconds,
-            one.layer_ratio,
+            layer.backward_seconds,
+            layer.rerun_seconds,
+            layer.layer_ratio,
         ),
         style="strong",
     )
     rungs = tuple(
-        Row((f"by {rung.counted}" if index == 0 else rung.counted, "", "", "", "", rung.ratio))
-        for index, rung in enumerate(one.rungs)
+        Row(
+            (
+                None,
+                None,
+                None,
+                f"by {rung.counted}" if index == 0 else rung.counted,
+                *("",) * 4,
+                rung.ratio,
+            )
+        )
+        for index, rung in enumerate(layer.rungs)
     )
+    shown = layer in _telling(one)
+    which = f"one of {layer.count} {layer.layer} layers" if len(one.layers) > 1 else "one layer"
     return Sheet(
-        title=f"{one.policy}: one layer, one micro-batch, one rank",
+        title=f"{one.policy}: {which}, one micro-batch, one rank" if shown else "",
         columns=(
-            Column("op", "op", align="left"),
-            Column("forward_seconds", "forward\nms", _shown),
-            Column("exposed_seconds", "of it waits\nms", _shown),
-            Column("backward_seconds", "backward\nms", _shown),
-            Column("rerun_seconds", "again\nms", _shown),
-            share_column("rerun_layer_ratio", "of layer"),
+            Column("policy", "policy", shown=False),
+            Column("layer", "layer", shown=False),
+            Column("count", "count", shown=False),
+            Column("op", "op", _words, align="left", shown=shown),
+            Column("forward_seconds", "forward\nms", _shown, shown=shown),
+            Column("exposed_seconds", "of it waits\nms", _shown, shown=shown),
+            Column("backward_seconds", "backward\nms", _shown, shown=shown),
+            Column("rerun_seconds", "again\nms", _shown, shown=shown),
+            replace(share_column("rerun_layer_ratio", "of layer"), shown=shown),
         ),
         rows=(*rows[:-1], *_ruled(rows[-1:]), _last(total), *rungs),
+        records=tuple(row.values for row in rows),
+        below=_rest(one) if shown and layer is _telling(one)[-1] else (),
+    )
+
+
+def _telling(one: PolicyOverhead) -> list[LayerOverhead]:
+    """The kinds of layer that run anything again; all of them where none does."""
+    return [layer for layer in one.layers if layer.rerun_seconds] or list(one.layers)
+
+
+def _rest(one: PolicyOverhead) -> tuple[str, ...]:
+    """Which layers have no table: those that run nothing again."""
+    shown = _telling(one)
+    rest = [f"{layer.count} {layer.layer}" for layer in one.layers if layer not in shown]
+    return (f"Nothing runs again in the other layers: {', '.join(rest)}.",) if rest else ()
+
+
+def _rungs(layers: list[tuple[PolicyOverhead, LayerOverhead]]) -> Sheet:
+    """The ratios of every layer, for machines: people read them below its table."""
+    return Sheet(
+        title="",
+        columns=tuple(
+            Column(key, key, shown=False) for key in ("policy", "layer", "counted", "ratio")
+        ),
+        rows=tuple(
+            Row((one.policy, layer.layer, rung.counted, rung.ratio))
+            for one, layer in layers
+            for rung in layer.rungs
+        ),
     )
 
 
@@ -76,16 +137,16 @@ def _last(row: Row) -> Row:
 def _step(found: Overhead) -> Sheet:
     names = [part.part for part in found.policies[0].parts]
     shown = [
-        index
+        any(abs(one.parts[index].seconds) > 1e-9 * one.step_seconds for one in found.policies)
         for index, _ in enumerate(names)
-        if any(abs(one.parts[index].seconds) > 1e-9 * one.step_seconds for one in found.policies)
     ]
     first = found.policies[0].plain_step_seconds
     rows = tuple(
         Row(
             (
                 one.policy,
-                *(one.parts[index].seconds for index in shown),
+                *(part.seconds for part in one.parts),
+                one.plain_step_seconds,
                 one.step_seconds,
                 one.slowdown_ratio,
             )
@@ -96,13 +157,35 @@ def _step(found: Overhead) -> Sheet:
         title=f"one step: {digits(first)} s without recomputation",
         columns=(
             Column("policy", "policy", align="left"),
-            *(Column(names[index], f"{names[index]}\ns", digits) for index in shown),
+            *(
+                Column(_key(name), f"{name}\ns", digits, shown=some)
+                for name, some in zip(names, shown, strict=True)
+            ),
+            Column("plain_step_seconds", "without\ns", digits, shown=False),
             Column("step_seconds", "step\ns", digits),
             share_column("slowdown_ratio", "slow-down"),
         ),
         rows=rows,
         below=(
+            *_sums(found),
             f"layers on the busiest stage: {found.stage_layers}, micro-batches: "
             f"{found.microbatches}; the slow-down is what compare --device prints.",
         ),
     )
+
+
+def _key(name: str) -> str:
+    return name.replace(" ", "_") + "_seconds"
+
+
+def _sums(found: Overhead) -> tuple[str, ...]:
+    """How the tables of several kinds of layer make up a step's ops that run again."""
+    lines = []
+    for one in found.policies:
+        again = [layer for layer in one.layers if layer.rerun_seconds]
+        if len(one.layers) > 1 and again:
+            terms = " + ".join(f"{layer.count} x {_ms(layer.rerun_seconds)} ms" for layer in again)
+            total = found.microbatches * sum(layer.count * layer.rerun_seconds for layer in again)
+            many = f"{found.microbatches} x ({terms})" if found.microbatches > 1 else terms
+            lines.append(f"{one.policy}: {many} = {digits(total)} s run again.")
+    return tuple(lines)

@@ -39,7 +39,7 @@ class Sheet:
     """One table with the lines that belong to it.
 
     ``records`` are the rows for machines, where people are shown others (merged or shortened);
-    None: the plain rows are.
+    None: the plain rows are. ``keys`` are their keys, where they are not those of the columns.
     """
 
     title: str
@@ -49,6 +49,7 @@ class Sheet:
     below: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     records: tuple[tuple[Any, ...], ...] | None = None
+    keys: tuple[str, ...] | None = None
 
     @property
     def visible(self) -> bool:

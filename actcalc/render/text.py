@@ -38,7 +38,7 @@ def _tables(sheets: list[Sheet]) -> list[_Table]:
     for sheet in sheets:
         if not sheet.columns:
             continue
-        keys = tuple(column.key for column in sheet.columns)
+        keys = sheet.keys or tuple(column.key for column in sheet.columns)
         rows = [row.values for row in sheet.rows if row.style == "plain"]
         if sheet.records is not None:
             rows = list(sheet.records)

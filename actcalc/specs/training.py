@@ -16,6 +16,11 @@ Offload = Literal["none", "optimizer", "weights", "activations"]
 Loss = Literal["auto", "full", "chunked", "fused"]
 Targets = Literal["attention", "mlp", "all"]
 
+OFFLOADABLE = (
+    "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act",
+)  # fmt: skip
+"""Modules whose saved tensors Megatron offloads (transformer_config.py offload_modules)."""
+
 Bits = Annotated[int, Bounds(4, 32)]
 """Bits of one weight of a frozen base model."""
 
@@ -75,6 +80,14 @@ class Training(Spec):
     step (Megatron's --defer-embedding-wgrad-compute)."""
     offload: Offload = "none"
     """What is kept in host memory: optimizer states; weights and optimizer states; activations."""
+    offload_modules: tuple[str, ...] = ()
+    """Modules whose saved tensors wait in host memory (Megatron's --offload-modules, where
+    --fine-grained-activation-offloading is given)."""
+    offload_elements: Count = 1024 * 1024
+    """Elements a tensor must have to be offloaded with its module (--min-offloaded-tensor-size)."""
+    offload_layers: Count = 0
+    """First layers whose saved tensors wait in host memory (Transformer Engine's cpu_offload.py;
+    Megatron's --cpu-offloading-num-layers)."""
     loss: Loss = "auto"
     """Cross-entropy: full, PyTorch's over all logits at once; chunked, its temporaries for a part
     of the tokens only (torchtune CEWithChunkedOutputLoss); fused with the head, which keeps no
@@ -105,6 +118,7 @@ class Training(Spec):
                 f"{self.optimizer}",
                 "add --optimizer muon, or drop whole_weights",
             )
+        self._check_offload()
         if self.shards is not None and self.shards < 1:
             raise SpecError(f"training: shards is {self.shards}", "use a value of at least 1")
         if self.lora_targets != "all" and not self.lora_rank:
@@ -117,3 +131,24 @@ class Training(Spec):
                 f"base_bits {self.base_bits} is of a frozen base, but no adapter is trained",
                 "add --lora-rank 16, or drop base_bits",
             )
+
+    def _check_offload(self) -> None:
+        for module in self.offload_modules:
+            if module not in OFFLOADABLE:
+                raise SpecError(
+                    f"offload_modules has {module!r}, which is not modelled",
+                    "use " + ", ".join(OFFLOADABLE),
+                )
+        if "attn_proj" in self.offload_modules and "core_attn" not in self.offload_modules:
+            raise SpecError(
+                "offload_modules has attn_proj without core_attn, whose backward needs its input",
+                "add core_attn, or drop attn_proj",
+            )
+        given = {
+            "offload_modules": bool(self.offload_modules),
+            "offload_layers": bool(self.offload_layers),
+            "offload activations": self.offload == "activations",
+        }
+        ways = [name for name, on in given.items() if on]
+        if len(ways) > 1:
+            raise SpecError(f"{' and '.join(ways)} exclude each other", "use one of them")

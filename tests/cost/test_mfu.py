@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import math
+
 import pytest
 
 from tests.conftest import load_data
@@ -150,6 +154,172 @@ def test_calibration_recovers_what_made_the_times():
     assert fit.after_ratio < 0.01
     assert fit.efficiency["gemm"] == pytest.approx(0.6, abs=0.05)
     assert fit.efficiency["memory"] == pytest.approx(0.7, abs=0.05)
+
+
+CONTRADICTING = """
+runs:
+  - {name: slow, model: llama-3-8b, layout: {dp: 8, zero: 3}, workload: {global_batch: 64},
+     framework: torchtitan, device: h100-80gb, policy: full, step_seconds: 11.0}
+  - {name: fast, model: llama-3-8b, layout: {dp: 8, zero: 3}, workload: {global_batch: 64},
+     framework: torchtitan, device: h100-80gb, policy: none, step_seconds: 8.5}
+"""
+
+
+def test_calibration_goes_on_at_a_bound(tmp_path):
+    """Where memory stops at 1, matrix products alone still fit both runs to a per cent."""
+    from actcalc.cost.calibrate import calibrate_file
+
+    path = tmp_path / "runs.yaml"
+    path.write_text(CONTRADICTING)
+    fit = calibrate_file(str(path))
+    assert fit.after_ratio < 0.01
+    assert all(abs(run.after_seconds / run.measured_seconds - 1) < 0.01 for run in fit.runs)
+
+
+def _made(*factors):
+    """Predictors of small runs with different mixes of work, and their times times a factor."""
+    from actcalc.cost.calibrate import predictor
+    from actcalc.specs.run import load_run
+
+    cases = [
+        ("gpt2", {"dp": 8}, {"micro_batch": 1, "global_batch": 8}),
+        ("gpt2", {}, {"micro_batch": 16}),
+        ("gpt-22b", {"tp": 8}, {"micro_batch": 4}),
+        ("bert-base", {}, {"micro_batch": 32}),
+    ]
+    runs = []
+    for index, (name, layout, work) in enumerate(cases[: len(factors)]):
+        run = load_run(name, device="a100-80gb", layout=layout, workload=work)
+        runs.append((f"{index}", predictor(run)))
+    return [
+        (name, predict, predict({}) * factor)
+        for (name, predict), factor in zip(runs, factors, strict=True)
+    ]
+
+
+def _squares(runs, shares):
+    return sum(math.log(predict(shares) / seconds) ** 2 for _, predict, seconds in runs)
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [
+        (1, 1, 1, 1),
+        (3, 0.3, 1, 1),
+        (0.2, 0.2, 0.2, 0.2),
+        (40, 40, 40, 40),
+        (1, 2, 0.5, 4),
+        (2, 0.5),
+        (1.3,),
+        (0.5,),
+    ],
+)
+def test_calibration_is_never_worse_than_before_or_a_single_share(factors):
+    from actcalc.cost.calibrate import BOUNDS, FITTED, calibrate
+
+    runs = _made(*factors)
+    fit = calibrate(runs, {}).efficiency
+    reached = _squares(runs, fit)
+    alike = len(runs) * 0.01**2
+    assert reached <= _squares(runs, {}) + alike
+    assert all(BOUNDS[0] <= share <= BOUNDS[1] for share in fit.values())
+    grid = [BOUNDS[0] * (BOUNDS[1] / BOUNDS[0]) ** (i / 40) for i in range(41)]
+    for name in FITTED:
+        assert reached <= 1.005 * min(_squares(runs, {name: share}) for share in grid) + alike
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        {"gemm": 0.4, "memory": 0.5, "communication": 0.3},
+        {"gemm": 0.9, "memory": 0.35, "communication": 0.8},
+    ],
+)
+def test_calibration_finds_planted_shares(truth):
+    from actcalc.cost.calibrate import calibrate
+
+    runs = [(name, predict, predict(truth)) for name, predict, _ in _made(1, 1, 1, 1)]
+    fit = calibrate(runs, {})
+    assert fit.after_ratio < 1e-3
+    assert fit.efficiency == pytest.approx(truth, rel=0.02)
+
+
+def test_calibration_leaves_out_what_no_run_depends_on():
+    from actcalc.cost.calibrate import calibrate
+
+    runs = [run for run in _made(1.2, 1.2, 1.2, 1.2) if run[0] in ("1", "3")]
+    assert "communication" not in calibrate([*runs, runs[0]], {}).efficiency
+
+
+def test_calibration_errors_name_the_run(cli, tmp_path):
+    path = tmp_path / "runs.yaml"
+    path.write_text(CONTRADICTING.replace("policy: none", "policy: nothing"))
+    done = cli("mfu", "gpt-22b", *STEP, "--calibrate", path)
+    assert done.code == 2
+    assert "run 2 (fast): " in done.err
+    path.write_text(CONTRADICTING.replace("{dp: 8, zero: 3}", "8", 1))
+    done = cli("mfu", "gpt-22b", *STEP, "--calibrate", path)
+    assert "run 1 (slow): layout is 8" in done.err
+
+
+def test_calibration_format_is_in_help(cli):
+    text = " ".join(cli("mfu", "--help").out.split())
+    assert "step_seconds: 1.4" in text
+
+
+LORA = ("mfu", "llama-3-8b", "--device", "h100-80gb", "--framework", "torchtitan")
+
+
+def test_hfu_counts_no_gradients_of_frozen_weights(cli):
+    plain = cli(*LORA, "--step-time", 1, "--json").json
+    lora = cli(*LORA, "--step-time", 1, "--lora-rank", 16, "--json").json
+    assert lora["model_flops"] == plain["model_flops"]
+    assert lora["mfu_ratio"] == plain["mfu_ratio"]
+    # Scores have two gradients whatever is frozen; each product with a weight loses one of three.
+    core = 32 * 3 * 4 * 8192**2 * 4096
+    assert lora["hardware_flops"] == plain["model_flops"] - (plain["model_flops"] - core) // 3
+    assert "by convention" in " ".join(lora["notes"])
+
+
+def test_impossible_is_judged_by_what_runs(cli):
+    fast = (*LORA, "--step-time", 0.35)
+    assert cli(*fast).code == 1
+    lora = cli(*fast, "--lora-rank", 16, "--json")
+    assert (lora.code, lora.json["possible"]) == (0, True)
+    assert lora.json["mfu_ratio"] > 1
+    assert "frozen weights" in lora.json["notes"][0]
+
+
+def test_offloaded_activations_are_not_timed_for_free(cli):
+    assert cli(*LORA, "--offload", "activations").code == 2
+    done = cli(*LORA, "--offload", "activations", "--step-time", 2, "--json").json
+    assert done["prediction"] is None
+    assert "offloaded activations" in " ".join(done["notes"])
+    compared = cli(*LORA[1:], "--set", "offload=activations", "--json").json
+    assert "leave out the transfers" in " ".join(compared["notes"])
+
+
+def test_no_causal_count_where_nothing_is_masked(cli):
+    args = ("mfu", "bert-base", "--device", "a100-80gb")
+    assert "causal" not in cli(*args).out
+    done = cli(*args, "--flops", "causal")
+    assert done.code == 2
+    assert "both directions" in done.err
+
+
+def test_csv_is_one_row_under_json_names(cli):
+    done = cli("mfu", "gpt-22b", "--step-time", 1.1, *STEP, "--tokens", "1B", "--format", "csv").out
+    (row,) = csv.DictReader(io.StringIO(done))
+    data = cli("mfu", "gpt-22b", "--step-time", 1.1, *STEP, "--tokens", "1B", "--json").json
+    for key, text in row.items():
+        if not key.startswith("countings."):
+            value = data
+            for part in key.split("."):
+                value = (value or {}).get(part)
+            assert text == ("" if value is None else str(value)), key
+    assert float(row["countings.causal.mfu_ratio"]) < float(row["mfu_ratio"]) < 1
+    predicted = cli("mfu", "gpt-22b", *STEP, "--tp", 8, "--format", "csv").out
+    assert predicted.splitlines()[0] == done.splitlines()[0]
 
 
 def test_gpus_hold_whole_replicas(cli):

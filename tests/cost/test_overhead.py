@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 
 import pytest
@@ -50,6 +52,69 @@ def _with(run, policies):
     from dataclasses import replace
 
     return replace(run, policies=policies)
+
+
+MIXED = {
+    "hybrid": run_of("nemotron-h-56b", layout={"tp": 8, "sp": True}, device="h100-80gb"),
+    "split": run_of(
+        "nemotron-h-56b",
+        layout={"tp": 8, "sp": True, "pp": 2},
+        workload={"global_batch": 4},
+        device="h100-80gb",
+    ),
+    "dense first": CASES["moe"],
+}
+
+
+@pytest.mark.parametrize("run", MIXED.values(), ids=MIXED)
+@pytest.mark.parametrize("policy", ["selective", "full", "block:3", "moe_act"])
+def test_every_kind_of_layer_adds_up_to_the_step(run, policy):
+    if policy == "moe_act" and "deepseek" not in run.model.name:
+        policy = "attention"
+    found = overhead(run, [policy])
+    (one,) = found.policies
+    assert sum(layer.count for layer in one.layers) == found.stage_layers
+    assert len({layer.layer for layer in one.layers}) == len(one.layers) > 1
+    again = sum(layer.count * layer.rerun_seconds for layer in one.layers)
+    parts = {part.part: part.seconds for part in one.parts}
+    assert found.microbatches * again == pytest.approx(parts["ops that run again"])
+    assert again > 0
+    assert "nothing" not in one.reason
+    for layer in one.layers:
+        assert layer.rungs[-1].ratio == pytest.approx(layer.layer_ratio)
+        assert bool(layer.rerun_seconds) == (f" {layer.layer} layers" in one.reason)
+
+
+def test_tables_of_each_kind_are_labelled(cli):
+    args = ("explain", "overhead", "nemotron-h-56b", "--tp", "8", "--sp", "--device", "h100-80gb")
+    selective = cli(*args, "--policy", "selective").out
+    assert selective.count("selective: one of ") == 1
+    assert "attention layers, one micro-batch" in selective
+    assert "Nothing runs again in the other layers: " in selective
+    assert cli(*args, "--policy", "full").out.count(" layers, one micro-batch, one rank") == 3
+
+
+def test_csv_holds_json_keys_and_raw_values(cli):
+    args = ("explain", "overhead", "deepseek-v3", "--tp", 2, "--sp", "--ep", 4, "--policy", "full",
+            "--device", "h100-80gb", "--framework", "megatron")  # fmt: skip
+    tables = cli(*args, "--format", "csv").out.split("\n\n")
+    ops, rungs, step = (list(csv.DictReader(io.StringIO(table))) for table in tables[:3])
+    (one,) = cli(*args, "--json").json["overhead"]["policies"]
+    expected = [
+        (one["policy"], layer["layer"], row["op"], row["rerun_seconds"])
+        for layer in one["layers"]
+        for row in layer["rows"]
+        if row["forward_seconds"] or row["backward_seconds"] or row["rerun_seconds"]
+    ]
+    found = [
+        (r["policy"], r["layer"], r["op"].replace(" ", "_"), float(r["rerun_seconds"])) for r in ops
+    ]
+    assert found == [(a, b, c.replace(" ", "_"), d) for a, b, c, d in expected]
+    assert [float(row["ratio"]) for row in rungs] == [
+        rung["ratio"] for layer in one["layers"] for rung in layer["rungs"]
+    ]
+    assert float(step[0]["slowdown_ratio"]) == one["slowdown_ratio"]
+    assert float(step[0]["plain_step_seconds"]) == one["plain_step_seconds"]
 
 
 def test_full_costs_more_time_than_flops_because_of_collectives():
@@ -107,3 +172,9 @@ def test_efficiency_needs_a_time(cli):
         outcome = cli(*words)
         assert outcome.code == 2
         assert "--efficiency" in outcome.err
+
+
+def test_offloaded_activations_are_refused():
+    run = run_of(training={"offload": "activations"})
+    with pytest.raises(SpecError, match="offloaded activations"):
+        overhead(run, ["full"])

@@ -49,10 +49,34 @@ def test_world_size_gives_the_replicas() -> None:
     assert read_arguments({**BASE, **sizes}).layout["dp"] == 4
 
 
-def test_replicas_that_the_batch_cannot_feed_are_not_taken() -> None:
-    found = read_arguments({**BASE, "world-size": 8, "global-batch-size": 4})
+def test_a_batch_that_replicas_do_not_divide_is_refused() -> None:
+    """num_microbatches_calculator.py asserts it; the hint names the sizes next to it."""
+    with pytest.raises(SpecError) as error:
+        read_arguments({**BASE, "world-size": 8, "micro-batch-size": 1, "global-batch-size": 12})
+    assert "12 is not divisible by micro-batch-size 1 x 8" in str(error.value)
+    assert error.value.hint == "use global-batch-size 8 or 16"
+    with pytest.raises(SpecError) as error:
+        read_arguments({**BASE, "world-size": 8, "micro-batch-size": 3, "global-batch-size": 16})
+    assert error.value.hint == "use global-batch-size 24, or micro-batch-size 2"
+    with pytest.raises(SpecError):
+        read_arguments({**BASE, "micro-batch-size": 3, "global-batch-size": 16})
+
+
+def test_a_world_larger_than_the_batch_feeds_is_cut_with_a_note() -> None:
+    """Published arguments come with the machine's GPUs, of which a small run used some."""
+    found = read_arguments({**BASE, "world-size": 8, "micro-batch-size": 2, "global-batch-size": 2})
     assert found.layout["dp"] == 1
-    assert any("8 replicas" in warning for warning in found.warnings)
+    assert any("feeds 1" in warning for warning in found.warnings)
+    found = read_arguments({**BASE, "world-size": 4, "global-batch-size": 16})
+    assert (found.layout["dp"], found.workload["global_batch"]) == (4, 16)
+
+
+def test_an_unknown_attention_backend_is_refused() -> None:
+    with pytest.raises(SpecError) as error:
+        read_arguments({**BASE, "attention-backend": "banana"})
+    assert "flash, fused" in error.value.hint
+    found = read_arguments({**BASE, "attention-backend": "AttnBackend.flash"})
+    assert found.workload["attention"] == "flash"
 
 
 @pytest.mark.parametrize(
@@ -268,7 +292,7 @@ def test_a_shell_s_escapes_of_a_layout_are_left_aside(layout: str) -> None:
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"fine-grained-activation-offloading": True}, "host"),
+        ({"activation-offload-fraction": 0.5}, "offloaded modules"),
         ({"fp32-residual-connection": True}, "fp32"),
         ({"moe-expert-capacity-factor": 1.0}, "drops tokens"),
         ({"main-grads-dtype": "bf16"}, "another type"),

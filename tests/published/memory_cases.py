@@ -49,7 +49,9 @@ CAUSES = {
         "between steps, 16 pipeline messages of 67 MB (on H100 20) stay referenced: two for each "
         "model chunk"
     ),
-    "fine_grained_offloading": "offloading of single modules' inputs is not modelled",
+    "etp1_fine_grained_offloading": (
+        "forward and backward of two micro-batches run side by side, which is not modelled"
+    ),
     "nemotron3_5_lightning_nightly": "uneven routing, most likely: experts of the last rank",
 }
 
