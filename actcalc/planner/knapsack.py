@@ -497,6 +497,7 @@ def _search(
     edge = mix.edges[at]
     core = mix.core(at)
     q, p, step = edge.weight, edge.saved, mix.cost_lattice
+    layers = sum(n for _, n, _ in mix.parts)
     floor = q * base_cost - p * room
     best_cost = cutoff
     best: tuple[int, _Trace] | None = None
@@ -525,17 +526,27 @@ def _search(
 
     def halved() -> Found | None:
         below = None if best_cost is None else best_cost - base_cost
-        found = _halves(mix, at, core, room, below, limit)
-        if found.counts is not None and found.gain is not None:
-            picks = _counted(mix, found.counts)
-            return Found(base_cost + found.gain, picks, states + found.states)
+        chosen: list[dict[int, int]] | None = None
+        seen, left = states, limit
+        fine = p // step >= FINE_COSTS and layers > FEW_LAYERS
+        for part in DEEPENING if fine else (1,):
+            depth = left // part
+            found = _halves(mix, at, core, room, below, depth)
+            seen += found.states
+            if found.counts is not None and found.gain is not None:
+                chosen, below = found.counts, found.gain
+                left = min(left, q * (base_cost + below - step) - floor)
+            if left <= depth:
+                break
+        if chosen is not None and below is not None:
+            return Found(base_cost + below, _counted(mix, chosen), seen)
         if best is None or best_cost is None:
             return None
-        return Found(best_cost, _picks(mix, core, edge, *best), states + found.states)
+        return Found(best_cost, _picks(mix, core, edge, *best), seen)
 
     if rough and best is not None and best_cost is not None:
         return Found(best_cost, _picks(mix, core, edge, *best), 0)
-    if sum(n for _, n, _ in mix.parts) <= FEW_LAYERS:
+    if layers <= FEW_LAYERS:
         return halved()
     merged: dict[int, tuple[int, _Trace]] = {0: (0, None)}
     for g in order:
@@ -574,6 +585,13 @@ def _search(
 FEW_LAYERS = 12
 """Up to so many layers a mix is searched in two halves from the start: with few layers the gap is
 wide, the core large, and sums of single deviations too many."""
+
+DEEPENING = (16, 4, 1)
+"""Of many layers the halves are searched to these parts of the limit, one after another: a plan
+found within a small limit lowers the limit, and where the gap is small that is the proof."""
+
+FINE_COSTS = 1 << 16
+"""Cost steps of the break edge from which on that is tried: with few, ties fill any limit."""
 
 MANY_STATES = 30_000
 """States of the search by single deviations after which the two halves take over."""
