@@ -23,6 +23,7 @@ from actcalc.planner.plan import (
     StageFigure,
     certificate_lines,
     cost_fields,
+    frontier_points,
     layers_figure,
     rival_figure,
 )
@@ -349,22 +350,13 @@ def _changes(planner: LayerPlanner) -> tuple[ChangeFigure, ...]:
 
 
 def _frontier(planner: LayerPlanner, points: int) -> tuple[PointFigure, ...]:
-    if not 2 <= points <= 1000:
-        raise SpecError(f"--points {points}", "give 2 to 1000")
-    low, high = planner.smallest, planner.free
-    found = []
-    for i in range(points):
-        budget = low + (high - low) * i // (points - 1)
-        plan = planner.plan(budget)
-        if plan.feasible:
-            found.append(
-                PointFigure(
-                    memory_bytes=budget,
-                    peak_bytes=plan.peak_bytes or 0,
-                    **cost_fields(planner.costs, plan.cost),
-                )
-            )
-    return tuple(found)
+    return frontier_points(
+        planner.smallest,
+        planner.free,
+        points,
+        lambda budget: (planner.plan(budget),),
+        planner.costs,
+    )
 
 
 def _notes(planner: LayerPlanner) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -445,19 +445,32 @@ def rival_figure(fit: Fit, costs: Costs, cost: int | None) -> RivalFigure:
 
 def frontier(planner: RunPlanner, points: int) -> tuple[PointFigure, ...]:
     """Budgets from the smallest with a plan to the first that costs least, evenly spaced."""
+    return frontier_points(planner.smallest, planner.free, points, planner.plan, planner.costs)
+
+
+def frontier_points(
+    low: int,
+    high: int,
+    points: int,
+    plan: Callable[[int], Sequence[Plan]],
+    costs: Costs,
+) -> tuple[PointFigure, ...]:
+    """``points`` budgets from ``low`` to ``high``, evenly spaced, each with its plan of all stages.
+
+    Raises ``SpecError`` for a number of points out of range.
+    """
     if not 2 <= points <= 1000:
         raise SpecError(f"--points {points}", "give 2 to 1000")
-    low, high = planner.smallest, planner.free
     found = []
     for i in range(points):
         budget = low + (high - low) * i // (points - 1)
-        plans = planner.plan(budget)
-        if all(plan.feasible for plan in plans):
+        plans = plan(budget)
+        if all(one.feasible for one in plans):
             found.append(
                 PointFigure(
                     memory_bytes=budget,
-                    peak_bytes=max(plan.peak_bytes or 0 for plan in plans),
-                    **cost_fields(planner.costs, sum(plan.cost or 0 for plan in plans)),
+                    peak_bytes=max(one.peak_bytes or 0 for one in plans),
+                    **cost_fields(costs, sum(one.cost or 0 for one in plans)),
                 )
             )
     return tuple(found)

@@ -255,9 +255,7 @@ def run_lines(
     shape = [
         f"{model['layers']} layers",
         f"h {model['hidden']}",
-        f"a {model['heads']}",
-        *([f"kv {model['kv_heads']}"] if model["kv_heads"] != model["heads"] else []),
-        f"ffn {model['ffn']}",
+        *_parts(model),
         f"v {model['vocab']}",
     ]
     dropout = workload["dropout"] and (model["hidden_dropout"] or model["attention_dropout"])
@@ -265,7 +263,7 @@ def run_lines(
         f"s {workload['seq']}",
         f"b {workload['micro_batch']}",
         workload["precision"],
-        f"{workload['attention']} attention",
+        *([f"{workload['attention']} attention"] if _has(model, "*") else []),
         "dropout" if dropout else "no dropout",
     ]
     degrees = [
@@ -279,6 +277,18 @@ def run_lines(
         "  ".join(shape),
         "  ".join(work) + split + f"  {framework} kernels",
     )
+
+
+def _has(model: dict[str, Any], letters: str) -> bool:
+    """Whether some layer is of these letters of a hybrid's pattern; other models have all kinds."""
+    return not model["pattern"] or any(letter in model["pattern"] for letter in letters)
+
+
+def _parts(model: dict[str, Any]) -> list[str]:
+    """Heads and feed-forward width, where the model has layers with them."""
+    heads, kv = model["heads"], model["kv_heads"]
+    parts = [f"a {heads}", *([f"kv {kv}"] if kv != heads else [])] if _has(model, "*") else []
+    return [*parts, *([f"ffn {model['ffn']}"] if _has(model, "-E") else [])]
 
 
 def _inputs(result: Comparison) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from actcalc.specs.validate import build
 from actcalc.specs.workload import Workload
 
 if TYPE_CHECKING:
+    from actcalc.io.megatron import Arguments
     from actcalc.measure.layer import MeasuredLayer
     from actcalc.specs.device import Device
 
@@ -116,10 +117,14 @@ def megatron_source(text: str) -> Source:
     from actcalc.io.yamlfile import read_mapping
 
     path = Path(text)
-    found = read_arguments(read_mapping(path), path.stem)
+    return arguments_source(read_arguments(read_mapping(path), path.stem), path.stem)
+
+
+def arguments_source(found: Arguments, name: str) -> Source:
+    """What Megatron's arguments describe, under a name."""
     return Source(
-        name=path.stem,
-        model={"name": path.stem, **found.model},
+        name=name,
+        model={"name": name, **found.model},
         layout=found.layout,
         workload=found.workload,
         training=found.training,

@@ -13,7 +13,7 @@ from actcalc.errors import SpecError
 from actcalc.io.megatron import is_arguments, read_arguments
 from actcalc.memory.report import StageFigure, memory_run
 from actcalc.specs import Layout
-from actcalc.specs.run import Source, resolve
+from actcalc.specs.run import arguments_source, resolve
 
 BASE: dict[str, Any] = {
     "num-layers": 12,
@@ -356,13 +356,8 @@ def test_hybrid_sharding_with_optimizer_states_over_all_instances() -> None:
 
 
 def _report(options: dict[str, Any]) -> StageFigure:
-    found = read_arguments(options)
-    run = Source(
-        name="run", model={"name": "run", **found.model}, layout=found.layout,
-        workload=found.workload, training=found.training, framework=found.framework,
-        policies=found.policies,
-    )  # fmt: skip
-    return memory_run(resolve(run)).stages[-1]
+    run = resolve(arguments_source(read_arguments(options), "run"))
+    return memory_run(run).stages[-1]
 
 
 def _peak(options: dict[str, Any]) -> int:

@@ -15,7 +15,7 @@ from actcalc.layers.graph import Graph
 from actcalc.memory.report import Evaluation, memory_run
 from actcalc.memory.timeline import Part
 from actcalc.policy.offload import Away, region
-from actcalc.specs.run import Run, Source, load_run, resolve
+from actcalc.specs.run import Run, arguments_source, load_run, resolve
 from actcalc.specs.training import OFFLOADABLE
 
 # Latent attention and experts, 4 layers: every tensor named below is 2·tokens·width bytes.
@@ -47,19 +47,7 @@ def run(arguments: dict[str, Any], *modules: str, **more: Any) -> Run:
     if modules:
         options["fine-grained-activation-offloading"] = True
         options["offload-modules"] = list(modules)
-    found = read_arguments(options)
-    return resolve(
-        Source(
-            name="run",
-            model={"name": "run", **found.model},
-            layout=found.layout,
-            workload=found.workload,
-            training=found.training,
-            framework=found.framework,
-            policies=found.policies,
-            warnings=found.warnings,
-        )
-    )
+    return resolve(arguments_source(read_arguments(options), "run"))
 
 
 def away(one: Run) -> Away:

@@ -15,7 +15,7 @@ from typing import Any
 from actcalc.errors import SpecError
 from actcalc.io.megatron import read_arguments
 from actcalc.memory.report import MemoryReport, memory_run
-from actcalc.specs.run import Run, Source, resolve, source
+from actcalc.specs.run import Run, Source, arguments_source, resolve, source
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 DEVICES = {
@@ -107,16 +107,7 @@ def ci_arguments(case: dict[str, Any]) -> dict[str, Any]:
 def ci_run(case: dict[str, Any]) -> Run:
     """The run of one continuous-integration case; ``SpecError`` for layers not described."""
     found = read_arguments(ci_arguments(case), case["id"])
-    origin = Source(
-        name=case["id"],
-        model={"name": "ci", **found.model},
-        layout=found.layout,
-        workload=found.workload,
-        training=found.training,
-        framework=found.framework,
-        policies=found.policies,
-        warnings=found.warnings,
-    )
+    origin = arguments_source(found, case["id"])
     return resolve(origin, device=_device(case["device"]))
 
 
