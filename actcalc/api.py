@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actcalc.planner.breakdown import Breakdown, breakdown_run
-from actcalc.planner.compare import Comparison, compare_run
+from actcalc.answers.breakdown import Breakdown, breakdown_run
+from actcalc.answers.compare import Comparison, compare_run
+from actcalc.io.runs import Source, resolve, source
 from actcalc.specs import Layout, Model, Workload
-from actcalc.specs.run import Run, Source, resolve, source
+from actcalc.specs.run import Run
 
 
 def load_model(name: str) -> Source:

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from actcalc.planner import (
+from actcalc.solve import (
     LayerGroup,
     OptionSet,
     PeakModel,
@@ -155,8 +155,8 @@ WHOLE = (
 
 def whole_models(budgets: int) -> None:
     """Every stage of real models on one device, in process, over their whole range of budgets."""
-    from actcalc.planner.stages import PlanSettings, RunPlanner
-    from actcalc.specs.run import load_run
+    from actcalc.io.runs import load_run
+    from actcalc.plan.planner import PlanSettings, RunPlanner
 
     head = "whole models, op by op, h100-80gb"
     print(f"\n{head:34s} {'peak model':16s}    median       95%     worst")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actcalc.layers.algebra import ONE, ZERO, Expr, product, symbol, total
+from actcalc.layers.core.algebra import ONE, ZERO, Expr, product, symbol, total
 
 s, b, h, a, t, f = (symbol(letter) for letter in "sbhatf")
 SIZES = {"s": 12, "b": 5, "h": 16, "a": 4, "t": 2, "f": 44}

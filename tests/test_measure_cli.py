@@ -9,12 +9,12 @@ import sys
 import pytest
 import yaml
 
+from actcalc.answers.measure import Expected, pair
 from actcalc.errors import SpecError
 from actcalc.io import presets
 from actcalc.io.hf import read_config
 from actcalc.io.hub.write import differences, with_changes, without_dropout, write_config
-from actcalc.planner.measured import Expected, pair
-from actcalc.specs.run import load_run
+from actcalc.io.runs import load_run
 from tests.conftest import DATA, load_data
 
 BLOCK = """
@@ -111,7 +111,7 @@ SHORT = {"seq": 128, "micro_batch": 2, "precision": "bf16"}
 @pytest.mark.parametrize("name", presets.names("models"))
 def test_presets_are_predicted_to_the_byte(name, torch):
     """Every preset that transformers can build: three layers, embedding, head and parameters."""
-    from actcalc.planner.measured import measure_run
+    from actcalc.answers.measure import measure_run
 
     if name in WITHOUT_TYPE | UNSAID | UNKNOWN_TO_TRANSFORMERS | READS_DATA:
         pytest.skip("transformers cannot build or trace it")
@@ -266,7 +266,7 @@ def test_a_difference_is_shown_and_checked(cli, llama, torch, monkeypatch):
     """A prediction that is 8 bytes off is said to be, and --check answers no."""
     from dataclasses import replace
 
-    from actcalc.planner import measured
+    from actcalc.answers import measure as measured
 
     honest = measured.predict
 

@@ -6,8 +6,8 @@ import pytest
 
 from actcalc.cli.app import command_names
 from actcalc.io import presets
+from actcalc.io.runs import load_framework, source
 from actcalc.specs import Model, Workload
-from actcalc.specs.run import load_framework, source
 from actcalc.specs.validate import build
 
 MODELS = presets.names("models")

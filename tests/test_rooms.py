@@ -12,14 +12,17 @@ from tests.conftest import ROOT
 ROOMS = (
     "cli",
     "render",
-    "planner",
+    "answers",
+    "plan",
     "cost",
     "memory",
+    "run",
     "policy",
     "layers",
-    "specs",
     "io",
     "measure",
+    "specs",
+    "solve",
 )
 FREE = {"errors"}  # importable from everywhere
 ABOVE = {"__main__", "api", "__init__"}  # may import everything

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import typer
 
+from actcalc.answers.breakdown import breakdown_run
 from actcalc.cli.options import ModelArgument, OutputOptions, RunOptions, refuse_idle, with_options
 from actcalc.cli.output import check_units, chosen_format, emit, joined
 from actcalc.errors import SpecError
-from actcalc.planner.breakdown import breakdown_run
 from actcalc.render.breakdown import breakdown_sheets
 from actcalc.render.sheet import Sheet
 

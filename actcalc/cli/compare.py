@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from actcalc.answers.compare import compare_run
 from actcalc.cli.options import (
     OutputOptions,
     RunOptions,
@@ -16,10 +17,9 @@ from actcalc.cli.options import (
 )
 from actcalc.cli.output import check_units, chosen_format, emit, joined
 from actcalc.errors import SpecError
-from actcalc.planner.compare import compare_run
+from actcalc.io.runs import measured_layer
 from actcalc.render.compare import compare_sheets, model_sheets, side_by_side
 from actcalc.render.sheet import Sheet
-from actcalc.specs.run import measured_layer
 
 if TYPE_CHECKING:
     from actcalc.measure.layer import MeasuredLayer
@@ -89,7 +89,7 @@ def _compare_models(
 
 def _compare_layer(layer: MeasuredLayer, options: RunOptions, output: OutputOptions) -> int:
     """Modules of a measured layer side by side; its sizes are as it was measured."""
-    from actcalc.planner.measured_layer import compare_layer
+    from actcalc.answers.measured_layer import compare_layer
     from actcalc.render.measure import layer_sheets
 
     refuse_given(options, "a measured layer", keep=("layers", "policy"))

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from actcalc.answers.explain.memory import EXAMPLES, HEEDS
+from actcalc.answers.explain.terms import OVERHEAD, explain_term, term_of
 from actcalc.cli.options import (
     OutputOptions,
     RunOptions,
@@ -16,10 +18,8 @@ from actcalc.cli.options import (
 )
 from actcalc.cli.output import chosen_format, emit
 from actcalc.errors import SpecError
-from actcalc.planner.explain import OVERHEAD, explain_term, term_of
-from actcalc.planner.explain_memory import EXAMPLES, HEEDS
+from actcalc.io.runs import source
 from actcalc.render.explain import explain_sheets
-from actcalc.specs.run import source
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _IDLE = (

@@ -19,8 +19,8 @@ from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.errors import SpecError
 
 if TYPE_CHECKING:
+    from actcalc.answers.measure import Measurement
     from actcalc.measure.results import Measured
-    from actcalc.planner.measured import Measurement
     from actcalc.render.sheet import Sheet
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -105,7 +105,7 @@ def _of_module(
     reference: str, options: RunOptions, keep_layer: bool
 ) -> tuple[Measurement, Measured]:
     """Measure a module of the user's, which brings its own sizes."""
-    from actcalc.planner.measured import measure_own_module
+    from actcalc.answers.measure import measure_own_module
 
     refuse_given(options, "--module", keep=("device", "precision"))
     precision = options.precision
@@ -124,8 +124,8 @@ def _of_module(
 
 def _of_model(model: str, options: RunOptions, keep_layer: bool) -> tuple[Measurement, Measured]:
     """Measure a transformers model beside the run's prediction."""
-    from actcalc.planner.measured import FRAMEWORK, check_measurable, measure_run
-    from actcalc.specs.run import source
+    from actcalc.answers.measure import FRAMEWORK, check_measurable, measure_run
+    from actcalc.io.runs import source
 
     if options.framework not in (None, FRAMEWORK):
         raise SpecError(
@@ -174,7 +174,7 @@ def _alone(
     keep_layer: bool,
 ) -> tuple[Measurement, Measured]:
     """Measure a model that no layer graph describes, with the sizes of the options."""
-    from actcalc.planner.measured import asks_checkpointing, measure_undescribed
+    from actcalc.answers.measure import asks_checkpointing, measure_undescribed
     from actcalc.specs.workload import Workload
 
     keep = ("seq", "micro_batch", "precision", "attention", "layers", "policy")

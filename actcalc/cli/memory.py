@@ -9,10 +9,10 @@ import typer
 from actcalc.cli.options import MemoryOptions, OutputOptions, RunOptions, with_options
 from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.errors import SpecError
+from actcalc.io.runs import Source, megatron_source, source
 from actcalc.memory.report import MemoryReport, memory_run
 from actcalc.render.memory import memory_sheets, two_sheets
 from actcalc.render.sheet import Sheet
-from actcalc.specs.run import Source, megatron_source, source
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _PANEL = "Memory"

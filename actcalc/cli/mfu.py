@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from actcalc.answers.calibrate import calibrate_file
+from actcalc.answers.mfu import utilisation
 from actcalc.cli.options import (
     MemoryOptions,
     ModelArgument,
@@ -16,11 +18,9 @@ from actcalc.cli.options import (
     with_options,
 )
 from actcalc.cli.output import chosen_format, emit
-from actcalc.cost.calibrate import calibrate_file
-from actcalc.cost.mfu import utilisation
-from actcalc.cost.values import count_of, counting_of, replicas, seconds_of
+from actcalc.cli.values import count_of, counting_of, replicas, seconds_of
+from actcalc.io.runs import source
 from actcalc.render.mfu import mfu_sheets
-from actcalc.specs.run import source
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _PANEL = "Step"

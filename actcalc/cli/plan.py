@@ -17,7 +17,7 @@ from actcalc.cli.options import (
 )
 from actcalc.cli.output import check_units, chosen_format, emit, write_whole
 from actcalc.errors import SpecError
-from actcalc.specs.run import measured_layer
+from actcalc.io.runs import measured_layer
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -106,8 +106,8 @@ def plan(
             **dict.fromkeys(trained.given(), True),
         }
         return _plan_problem(model, data, method, given, options, output)
-    from actcalc.planner.plan import RunPlan, plan_command
-    from actcalc.planner.relief import PlanStates, relieved, states_of
+    from actcalc.answers.plan import RunPlan, plan_command
+    from actcalc.plan.changes import PlanStates, relieved, states_of
     from actcalc.render.plan import plan_sheets
 
     if points is not None and not frontier:
@@ -123,7 +123,7 @@ def plan(
     result: RunPlan
     states: PlanStates | None = None
     if layer is not None:
-        from actcalc.planner.measured_plan import plan_layer_command
+        from actcalc.plan.measured.plan import plan_layer_command
 
         refuse_for_layer(options, trained, same_on_all_stages, offload)
         result = plan_layer_command(layer, memory, layers=options.layers, **asked)
@@ -158,7 +158,7 @@ def _pasted(target: str | None, frontier: bool, output: OutputOptions) -> bool:
     if target is None:
         chosen_format(output)
         return False
-    from actcalc.planner.emit import check_target
+    from actcalc.plan.emit.targets import check_target
 
     check_target(target)
     if output.format is None and not output.json and output.output is not None:
@@ -258,9 +258,9 @@ def _plan_problem(
     options: RunOptions,
     output: OutputOptions,
 ) -> int:
-    from actcalc.planner import parse_problem
-    from actcalc.planner.plan import plan_problem
+    from actcalc.answers.plan import plan_problem
     from actcalc.render.plan import problem_sheets
+    from actcalc.solve import parse_problem
 
     idle = [name for name, value in given.items() if value]
     idle += [f"--{name}" for name, value in vars(options).items() if value is not None]

@@ -25,15 +25,15 @@ INPUTS = {
     "framework": ("actcalc.specs.framework", "Framework"),
 }
 OUTPUTS = {
-    "compare": ("actcalc.planner.compare", "Comparison"),
-    "breakdown": ("actcalc.planner.breakdown", "Breakdown"),
+    "compare": ("actcalc.answers.compare", "Comparison"),
+    "breakdown": ("actcalc.answers.breakdown", "Breakdown"),
     "memory": ("actcalc.memory.report", "MemoryReport"),
-    "plan": ("actcalc.planner.plan", "RunPlan"),
-    "plan-layer": ("actcalc.planner.measured_plan", "LayerPlan"),
-    "plan-problem": ("actcalc.planner.plan", "ProblemPlan"),
-    "mfu": ("actcalc.cost.mfu", "Utilisation"),
-    "measure": ("actcalc.planner.measured", "Measurement"),
-    "compare-layer": ("actcalc.planner.measured_layer", "LayerComparison"),
+    "plan": ("actcalc.answers.plan", "RunPlan"),
+    "plan-layer": ("actcalc.plan.measured.plan", "LayerPlan"),
+    "plan-problem": ("actcalc.answers.plan", "ProblemPlan"),
+    "mfu": ("actcalc.answers.mfu", "Utilisation"),
+    "measure": ("actcalc.answers.measure", "Measurement"),
+    "compare-layer": ("actcalc.answers.measured_layer", "LayerComparison"),
 }
 NAMES = (*INPUTS, *OUTPUTS)
 

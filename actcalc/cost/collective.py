@@ -12,7 +12,7 @@ from __future__ import annotations
 from math import ceil, log2
 
 from actcalc.cost.rates import Rates
-from actcalc.layers.graph import Collective
+from actcalc.layers.core.graph import Collective
 from actcalc.specs import Layout
 
 _VOLUME = {

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from actcalc.layers.algebra import ONE, Expr, symbol, total
-from actcalc.layers.context import whole
-from actcalc.layers.graph import Op
+from actcalc.layers.core.algebra import ONE, Expr, symbol, total
+from actcalc.layers.core.context import whole
+from actcalc.layers.core.graph import Op
 from actcalc.layers.model import LayerRun, ModelGraph
 from actcalc.policy.rules import Policy
 from actcalc.policy.stage import StagePolicy

@@ -14,7 +14,7 @@ from math import prod
 
 from actcalc.cost.gemm import Product, gemm_seconds
 from actcalc.cost.rates import Rates
-from actcalc.layers.graph import Graph
+from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.states import (
     NO_PARAMETERS,

@@ -21,13 +21,13 @@ from actcalc.cost.collective import collective_seconds, group_of
 from actcalc.cost.flops import core_share
 from actcalc.cost.gemm import Product, gemm_seconds
 from actcalc.cost.rates import Rates
-from actcalc.layers.algebra import ONE
-from actcalc.layers.graph import Collective, Comm, DType, Graph, Op
+from actcalc.layers.core.algebra import ONE
+from actcalc.layers.core.graph import Collective, Comm, DType, Graph, Op
 from actcalc.layers.model import ModelGraph
-from actcalc.memory.placement import microbatches
 from actcalc.memory.states import recipe
 from actcalc.policy.outcome import layer_outcome
 from actcalc.policy.rules import Policy
+from actcalc.run.placement import microbatches
 from actcalc.specs.training import Training
 
 _INTEGERS = (DType.BOOL, DType.UINT8, DType.INT32, DType.INT64)

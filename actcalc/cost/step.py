@@ -1,6 +1,6 @@
 """Seconds of one optimizer step: chunks through the pipeline, gradients over replicas, optimizer.
 
-The pipeline is not a formula but a run of its schedule (:mod:`actcalc.memory.schedule`): each
+The pipeline is not a formula but a run of its schedule (:mod:`actcalc.run.schedule`): each
 stage's own durations, the embedding on the first and the head on the last, so that an uneven last
 stage slows the step as it does in practice.
 """
@@ -16,12 +16,12 @@ from actcalc.cost.optimizer import optimizer_time, rank_parameters
 from actcalc.cost.rates import Rates
 from actcalc.cost.roofline import NOTHING, LayerTime, Roofline, beside
 from actcalc.errors import SpecError
-from actcalc.layers.graph import Collective, Graph
+from actcalc.layers.core.graph import Collective, Graph
 from actcalc.layers.model import ModelGraph
-from actcalc.memory.placement import Chunks, Ends, ends, microbatches, placement
 from actcalc.memory.states import parameters_of, recipe, replicas
 from actcalc.policy.rules import Policy, parse_policy
 from actcalc.policy.stage import StagePolicy
+from actcalc.run.placement import Chunks, Ends, ends, microbatches, placement
 from actcalc.specs.run import Run
 from actcalc.specs.training import Training
 
@@ -252,7 +252,7 @@ def _pipeline(
     if layout.pp == 1:
         chunk = times[0][0]
         return count * (chunk.forward + chunk.backward), 0.0
-    from actcalc.memory.schedule import makespan
+    from actcalc.run.schedule import makespan
 
     # A message occupies the stage that waits for it. Megatron-Core's interleaved schedule alone
     # sends and receives beside the next chunk's work (training/arguments.py: overlap_p2p_comm is on

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from actcalc.layers.algebra import Expr, total
-from actcalc.layers.context import Context, sizes_of
-from actcalc.layers.ends import embedding_graph, head_graph
-from actcalc.layers.graph import Graph, Weight
-from actcalc.layers.layer import layer_graph
+from actcalc.layers.core.algebra import Expr, total
+from actcalc.layers.core.context import Context, sizes_of
+from actcalc.layers.core.graph import Graph, Weight
+from actcalc.layers.megatron.ends import embedding_graph, head_graph
+from actcalc.layers.megatron.layer import layer_graph
 from actcalc.specs import Framework, LayerKind, Layout, Model, Workload
 
 
@@ -74,7 +74,7 @@ def model_graph(
         runs.append(LayerRun(kind, built[kind], count))
     mtp = None
     if model.mtp_layers and ctx.kernel("layer") != "hub":
-        from actcalc.layers.mtp import mtp_graph
+        from actcalc.layers.megatron.mtp import mtp_graph
 
         last = model.kind(model.layers - 1)
         mtp = LayerRun(last, mtp_graph(ctx, last), model.mtp_layers)
@@ -92,7 +92,7 @@ def _layer(ctx: Context, kind: LayerKind) -> Graph:
     graph = layer_graph(ctx, kind)
     if not ctx.workload.fp8_products or ctx.kernel("norm_fusion") != "fused":
         return graph
-    from actcalc.layers.fp8 import quantised
+    from actcalc.layers.core.fp8 import quantised
 
     return quantised(graph)
 

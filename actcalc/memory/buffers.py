@@ -11,10 +11,10 @@ from functools import cache
 from math import prod
 from typing import NamedTuple
 
-from actcalc.layers.algebra import ONE, symbol
+from actcalc.layers.core.algebra import ONE, symbol
 from actcalc.layers.model import ModelGraph
+from actcalc.memory.parts import Part
 from actcalc.memory.states import Recipe, States, replicas
-from actcalc.memory.timeline import Part
 from actcalc.specs.device import Device
 from actcalc.specs.training import Training
 

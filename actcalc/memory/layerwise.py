@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from math import lcm, prod
 from typing import NamedTuple
 
-from actcalc.layers.graph import Graph
+from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.states import Recipe, replicas
 from actcalc.specs.training import Training

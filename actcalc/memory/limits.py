@@ -8,7 +8,7 @@ from math import lcm
 from typing import TYPE_CHECKING
 
 from actcalc.errors import SpecError
-from actcalc.memory.placement import microbatches
+from actcalc.run.placement import microbatches
 from actcalc.specs.run import Run
 
 if TYPE_CHECKING:

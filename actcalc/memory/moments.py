@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from actcalc.memory.parts import Part
 from actcalc.memory.report import Evaluation
-from actcalc.memory.timeline import Part
 
 
 @dataclass(frozen=True)

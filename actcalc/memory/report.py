@@ -6,12 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from actcalc.layers.context import whole
-from actcalc.layers.graph import Graph
+from actcalc.layers.adapters import adapted
+from actcalc.layers.core.context import whole
+from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph, model_graph, parameters
 from actcalc.memory.buffers import Buffer, buffers
-from actcalc.memory.lora import adapted
-from actcalc.memory.placement import Chunks, Ends, ends, microbatches, placement, plain_moments
+from actcalc.memory.parts import (
+    Moments,
+    Part,
+    Peak,
+    Timeline,
+    chunk_moments,
+    first_gradients,
+)
 from actcalc.memory.states import (
     NO_PARAMETERS,
     Parameters,
@@ -23,16 +30,9 @@ from actcalc.memory.states import (
     replicas,
     states,
 )
-from actcalc.memory.timeline import (
-    Moments,
-    Part,
-    Peak,
-    Timeline,
-    chunk_moments,
-    first_gradients,
-)
 from actcalc.policy.rules import parse_policy
 from actcalc.policy.stage import StagePolicy
+from actcalc.run.placement import Chunks, Ends, ends, microbatches, placement, plain_moments
 from actcalc.specs.check import check_sharding
 from actcalc.specs.result import Result
 from actcalc.specs.run import Run
@@ -440,7 +440,7 @@ class Evaluation:
     def gradients_made(self, stage: int) -> tuple[Sequence[tuple[int, int]], ...]:
         """For each chunk of a stage what its parts' backward is the first to make a gradient of.
 
-        See :func:`actcalc.memory.timeline.first_gradients`.
+        See :func:`actcalc.memory.parts.first_gradients`.
         """
         chunks, parts = self.places[stage], self.parts(stage)
         ordered = sorted(range(len(chunks)), key=lambda index: chunks[index].start)
@@ -490,7 +490,7 @@ class Evaluation:
         if layout.pipeline in ("1f1b", "gpipe") and layout.vpp == 1:
             plain = plain_moments(layout.pipeline, layout.pp, self.count, stage)
             return [(kind, 0, (held,), (0,)) for kind, held in plain]
-        from actcalc.memory.schedule import moments
+        from actcalc.run.schedule import moments
 
         found = moments(
             layout.pipeline, layout.pp, self.count, layout.vpp,

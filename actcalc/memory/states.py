@@ -15,7 +15,8 @@ from math import prod
 from typing import NamedTuple
 
 from actcalc.errors import SpecError
-from actcalc.layers.graph import Graph, Weight
+from actcalc.layers.adapters import targeted
+from actcalc.layers.core.graph import Graph, Weight
 from actcalc.layers.model import ModelGraph
 from actcalc.specs import Layout
 from actcalc.specs.training import Training
@@ -197,14 +198,6 @@ def _adapter(
     if len(shape) < 2 or not targeted(group, training):
         return 0
     return prod(shape[:-2]) * training.lora_rank * (shape[-2] + shape[-1])
-
-
-def targeted(group: str, training: Training) -> bool:
-    """Whether linear layers of that group carry adapters."""
-    wanted = training.lora_targets
-    if group not in ("attention", "ffn"):
-        return False
-    return wanted == "all" or (wanted == "attention") == (group == "attention")
 
 
 @dataclass(frozen=True)

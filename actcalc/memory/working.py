@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from actcalc.layers.graph import Collective, DType, Graph, Op
+from actcalc.layers.core.graph import Collective, DType, Graph, Op
 from actcalc.layers.model import ModelGraph
 from actcalc.policy.offload import Away
 from actcalc.policy.outcome import LayerOutcome

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from actcalc.layers.graph import Graph, Op
+from actcalc.layers.core.graph import Graph, Op
 from actcalc.policy.outcome import LayerOutcome
 
 COMMITS = (

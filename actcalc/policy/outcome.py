@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from actcalc.layers.algebra import ONE, Expr, total
-from actcalc.layers.graph import Graph, Op, size_of
+from actcalc.layers.core.algebra import ONE, Expr, total
+from actcalc.layers.core.graph import Graph, Op, size_of
 from actcalc.layers.model import ModelGraph
 from actcalc.policy.rules import Policy, discarded, executed, per_op_stored, rerun_ops, stored
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from actcalc.errors import SpecError
-from actcalc.layers.graph import Graph, Op
+from actcalc.layers.core.graph import Graph, Op
 
 Boundary = Literal["replicated", "own", "split"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from actcalc.layers.graph import Graph
+from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.policy.outcome import LayerBytes, LayerOutcome, layer_outcome
 from actcalc.policy.rules import NONE, Policy

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actcalc.memory.breakdown import Leaf
-from actcalc.planner.breakdown import Breakdown
+from actcalc.answers.breakdown import Breakdown
+from actcalc.policy.leaves import Leaf
 from actcalc.render.compare import run_lines
 from actcalc.render.sheet import Column, Row, Sheet, bytes_column
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from actcalc.planner.compare import Comparison
+from actcalc.answers.compare import Comparison
 from actcalc.render.sheet import Column, Row, Sheet, bytes_column, share_column
 from actcalc.render.training import extra_words
 from actcalc.render.units import count, digits, percent, size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actcalc.planner.explain import Explanation
+from actcalc.answers.explain.terms import Explanation
 from actcalc.render.overhead import overhead_sheets
 from actcalc.render.sheet import Column, Row, Sheet
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from actcalc.cost.calibrate import BOUNDS, Calibration
-from actcalc.cost.mfu import Prediction, Training, Utilisation
+from actcalc.answers.calibrate import BOUNDS, Calibration
+from actcalc.answers.mfu import Prediction, Training, Utilisation
 from actcalc.render.compare import run_lines
 from actcalc.render.sheet import Column, Row, Sheet, share_column
 from actcalc.render.units import count, flops

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from actcalc.cost.overhead import LayerOverhead, Overhead, PolicyOverhead
+from actcalc.answers.explain.overhead import LayerOverhead, Overhead, PolicyOverhead
 from actcalc.render.sheet import Column, Row, Sheet, share_column
 from actcalc.render.units import digits
 

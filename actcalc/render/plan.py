@@ -7,8 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from actcalc.planner.measured_plan import LayerPlan
-from actcalc.planner.plan import (
+from actcalc.answers.plan import (
     NO_OFFLOAD,
     LayersFigure,
     ProblemPlan,
@@ -16,7 +15,8 @@ from actcalc.planner.plan import (
     RunPlan,
     StageFigure,
 )
-from actcalc.planner.relief import PlanStates
+from actcalc.plan.changes import PlanStates
+from actcalc.plan.measured.plan import LayerPlan
 from actcalc.render.compare import run_lines
 from actcalc.render.sheet import Column, Row, Sheet, bytes_column, share_column
 from actcalc.render.training import training_lines

@@ -11,9 +11,9 @@ from actcalc.cost.flops import (
     model_flops,
     rerun_flops,
 )
+from actcalc.io.runs import load_run
 from actcalc.layers.model import model_graph
 from actcalc.policy.rules import parse_policy
-from actcalc.specs.run import load_run
 
 # Forward FLOPs by PyTorch's FLOP counter over the models of transformers 5.24, eager attention.
 RECORDED = [

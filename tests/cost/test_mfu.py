@@ -141,8 +141,8 @@ def test_bad_calibration_files(cli, tmp_path, text):
 
 def test_calibration_recovers_what_made_the_times():
     """Times made with known shares give those shares back."""
-    from actcalc.cost.calibrate import calibrate, predictor
-    from actcalc.specs.run import load_run
+    from actcalc.answers.calibrate import calibrate, predictor
+    from actcalc.io.runs import load_run
 
     truth = {"gemm": 0.6, "memory": 0.7}
     runs = []
@@ -167,7 +167,7 @@ runs:
 
 def test_calibration_goes_on_at_a_bound(tmp_path):
     """Where memory stops at 1, matrix products alone still fit both runs to a per cent."""
-    from actcalc.cost.calibrate import calibrate_file
+    from actcalc.answers.calibrate import calibrate_file
 
     path = tmp_path / "runs.yaml"
     path.write_text(CONTRADICTING)
@@ -178,8 +178,8 @@ def test_calibration_goes_on_at_a_bound(tmp_path):
 
 def _made(*factors):
     """Predictors of small runs with different mixes of work, and their times times a factor."""
-    from actcalc.cost.calibrate import predictor
-    from actcalc.specs.run import load_run
+    from actcalc.answers.calibrate import predictor
+    from actcalc.io.runs import load_run
 
     cases = [
         ("gpt2", {"dp": 8}, {"micro_batch": 1, "global_batch": 8}),
@@ -215,7 +215,7 @@ def _squares(runs, shares):
     ],
 )
 def test_calibration_is_never_worse_than_before_or_a_single_share(factors):
-    from actcalc.cost.calibrate import BOUNDS, FITTED, calibrate
+    from actcalc.answers.calibrate import BOUNDS, FITTED, calibrate
 
     runs = _made(*factors)
     fit = calibrate(runs, {}).efficiency
@@ -236,7 +236,7 @@ def test_calibration_is_never_worse_than_before_or_a_single_share(factors):
     ],
 )
 def test_calibration_finds_planted_shares(truth):
-    from actcalc.cost.calibrate import calibrate
+    from actcalc.answers.calibrate import calibrate
 
     runs = [(name, predict, predict(truth)) for name, predict, _ in _made(1, 1, 1, 1)]
     fit = calibrate(runs, {})
@@ -245,7 +245,7 @@ def test_calibration_finds_planted_shares(truth):
 
 
 def test_calibration_leaves_out_what_no_run_depends_on():
-    from actcalc.cost.calibrate import calibrate
+    from actcalc.answers.calibrate import calibrate
 
     runs = [run for run in _made(1.2, 1.2, 1.2, 1.2) if run[0] in ("1", "3")]
     assert "communication" not in calibrate([*runs, runs[0]], {}).efficiency

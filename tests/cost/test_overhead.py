@@ -8,11 +8,11 @@ import json
 
 import pytest
 
-from actcalc.cost.overhead import overhead
+from actcalc.answers.compare import compare_run
+from actcalc.answers.explain.overhead import overhead
+from actcalc.answers.explain.terms import explain_term
 from actcalc.errors import SpecError
-from actcalc.planner.compare import compare_run
-from actcalc.planner.explain import explain_term
-from actcalc.specs.run import load_run
+from actcalc.io.runs import load_run
 
 POLICIES = ("none", "selective", "full", "full-sharded", "ffn", "block:3", "every:2", "norm")
 

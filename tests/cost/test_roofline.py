@@ -13,10 +13,10 @@ from actcalc.cost.roofline import Roofline, beside
 from actcalc.cost.step import step_time
 from actcalc.errors import SpecError
 from actcalc.io import presets
-from actcalc.layers.graph import Collective
+from actcalc.io.runs import load_device, load_run
+from actcalc.layers.core.graph import Collective
 from actcalc.layers.model import model_graph
 from actcalc.policy.rules import NONE, parse_policy
-from actcalc.specs.run import load_device, load_run
 
 A100 = rates_of(load_device("a100-80gb"), "bf16")
 sizes = st.integers(1, 20000)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from actcalc.cost.mfu import utilisation
+from actcalc.answers.mfu import utilisation
 from actcalc.cost.optimizer import optimizer_time
 from actcalc.cost.rates import default_note, efficiency_presets, parse_overrides, rates_of
 from actcalc.cost.roofline import Roofline
 from actcalc.cost.step import step_time
 from actcalc.errors import SpecError
+from actcalc.io.runs import load_device, load_run
 from actcalc.layers.model import model_graph
 from actcalc.memory.states import parameters_of, states
 from actcalc.policy.rules import NONE
-from actcalc.specs.run import load_device, load_run
 from actcalc.specs.training import Training
 
 

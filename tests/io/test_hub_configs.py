@@ -10,8 +10,8 @@ import pytest
 
 from actcalc.errors import SpecError
 from actcalc.io.hf import read_config_file
+from actcalc.io.runs import source
 from actcalc.specs import Model, Workload
-from actcalc.specs.run import source
 from actcalc.specs.validate import build
 
 DATA = Path(__file__).parent.parent / "data"

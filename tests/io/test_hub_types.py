@@ -14,10 +14,10 @@ from actcalc.io.hf import known_types, read_config, refused_types
 from actcalc.io.hub.adjust import ADJUST
 from actcalc.io.hub.families import ACTIVATIONS, ALIASES, FAMILIES, SIZES
 from actcalc.io.hub.patterns import MLP_RULES, ROPE_RULES, WINDOW_RULES
-from actcalc.layers.context import whole
+from actcalc.io.runs import load_framework
+from actcalc.layers.core.context import whole
 from actcalc.layers.model import model_graph, parameters
 from actcalc.specs import Layout, Mla, Model, Moe, Workload
-from actcalc.specs.run import load_framework
 from actcalc.specs.validate import build
 
 CASES = json.loads((Path(__file__).parent.parent / "data" / "hub_types.json").read_text())["cases"]

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from actcalc.errors import SpecError
+from actcalc.io.runs import read_layer
 from actcalc.measure import (
     load_factory,
     measure_cuda,
@@ -19,7 +20,6 @@ from actcalc.measure import (
     write_layer,
 )
 from actcalc.measure.cuda import run_step
-from actcalc.specs.run import read_layer
 
 torch = pytest.importorskip("torch", reason="needs actcalc[torch]")
 

@@ -8,12 +8,12 @@ import pytest
 
 from actcalc.errors import SpecError
 from actcalc.io import presets
-from actcalc.io.megatron import read_arguments
-from actcalc.layers.context import whole
+from actcalc.io.megatron.arguments import read_arguments
+from actcalc.io.runs import load_framework, load_run
+from actcalc.layers.core.context import whole
 from actcalc.layers.model import ModelGraph, model_graph, parameters
 from actcalc.memory.report import memory_run
 from actcalc.specs import Layout, Model, Workload
-from actcalc.specs.run import load_framework, load_run
 
 SMALL: dict[str, Any] = {
     "name": "t5", "family": "t5", "layers": 3, "encoder_layers": 2, "hidden": 768, "heads": 12,

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from actcalc.errors import SpecError
-from actcalc.io.megatron import read_arguments
-from actcalc.layers.context import whole
-from actcalc.layers.graph import Graph
+from actcalc.io.megatron.arguments import read_arguments
+from actcalc.io.runs import load_framework, load_run
+from actcalc.layers.core.context import whole
+from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph, model_graph, parameters
 from actcalc.memory.report import memory_run
 from actcalc.specs import Layout, Mamba, Model, Moe, Workload
-from actcalc.specs.run import load_framework, load_run
 
 BASE: dict[str, Any] = {
     "name": "hybrid", "layers": 4, "hidden": 1024, "heads": 16, "kv_heads": 8, "vocab": 50304,

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actcalc.errors import SpecError
-from actcalc.io.megatron import read_arguments
+from actcalc.io.megatron.arguments import read_arguments
+from actcalc.io.runs import load_run
 from actcalc.memory.layerwise import dealt, packed
 from actcalc.memory.report import StageFigure, memory_run
-from actcalc.specs.run import load_run
 
 
 def test_weights_are_dealt_back_and_forth() -> None:

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actcalc.errors import SpecError
-from actcalc.io.megatron import is_arguments, read_arguments
+from actcalc.io.megatron.arguments import is_arguments, read_arguments
+from actcalc.io.runs import arguments_source, resolve
 from actcalc.memory.report import StageFigure, memory_run
 from actcalc.specs import Layout
-from actcalc.specs.run import arguments_source, resolve
 
 BASE: dict[str, Any] = {
     "num-layers": 12,

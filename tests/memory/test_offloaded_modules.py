@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actcalc.errors import SpecError
-from actcalc.io.megatron import read_arguments
-from actcalc.layers.graph import Graph
+from actcalc.io.megatron.arguments import read_arguments
+from actcalc.io.runs import arguments_source, load_run, resolve
+from actcalc.layers.core.graph import Graph
+from actcalc.memory.parts import Part
 from actcalc.memory.report import Evaluation, memory_run
-from actcalc.memory.timeline import Part
 from actcalc.policy.offload import Away, region
-from actcalc.specs.run import Run, arguments_source, load_run, resolve
+from actcalc.specs.run import Run
 from actcalc.specs.training import OFFLOADABLE
 
 # Latent attention and experts, 4 layers: every tensor named below is 2·tokens·width bytes.

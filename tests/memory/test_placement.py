@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actcalc.errors import SpecError
-from actcalc.memory.placement import ends, placement
+from actcalc.io.runs import load_run
 from actcalc.memory.report import memory_run
+from actcalc.run.placement import ends, placement
 from actcalc.specs import Layout
-from actcalc.specs.run import load_run
 
 Cli = Callable[..., Any]
 TWICE = {"dualpipe": 2}

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actcalc.errors import SpecError
-from actcalc.memory import schedule as module
-from actcalc.memory.schedule import (
+from actcalc.run import schedule as module
+from actcalc.run.schedule import (
     SCHEDULES,
     Action,
     actions,

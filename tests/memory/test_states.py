@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from actcalc.errors import SpecError
+from actcalc.io.runs import load_run
 from actcalc.memory.report import MemoryReport, memory_run
-from actcalc.specs.run import load_run
 
 
 def report(name: str, **changes: Any) -> MemoryReport:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actcalc.memory.placement import plain_moments
+from actcalc.io.runs import load_run
+from actcalc.memory.parts import first_gradients
 from actcalc.memory.report import Evaluation, MemoryReport, memory_run
-from actcalc.memory.schedule import moments
-from actcalc.memory.timeline import first_gradients
-from actcalc.specs.run import load_run
+from actcalc.run.placement import plain_moments
+from actcalc.run.schedule import moments
 
 
 def report(name: str, **changes: Any) -> MemoryReport:

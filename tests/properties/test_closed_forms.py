@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actcalc.cost.flops import model_flops, paper_model_flops
+from actcalc.io.runs import load_framework
 from actcalc.layers.model import model_graph
 from actcalc.policy.outcome import layer_outcome
 from actcalc.policy.rules import NONE, parse_policy
 from actcalc.specs import Layout, Model, Workload
-from actcalc.specs.run import load_framework
 from tests.properties.strategies import gpt_runs
 
 PAPER = load_framework("paper")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actcalc.io.runs import load_framework
 from actcalc.layers.model import model_graph
-from actcalc.memory.breakdown import leaves
-from actcalc.memory.placement import placement
-from actcalc.planner.checkpoints import checkpoint_optimum, segment_memory
+from actcalc.policy.checkpoints import checkpoint_optimum, segment_memory
+from actcalc.policy.leaves import leaves
 from actcalc.policy.outcome import layer_outcome
 from actcalc.policy.rules import NONE, parse_policy
 from actcalc.policy.stage import StagePolicy
+from actcalc.run.placement import placement
 from actcalc.specs import Layout
-from actcalc.specs.run import load_framework
 from tests.properties.strategies import gpt_runs
 
 PAPER = load_framework("paper")

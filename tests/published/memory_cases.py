@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from actcalc.errors import SpecError
-from actcalc.io.megatron import read_arguments
+from actcalc.io.megatron.arguments import read_arguments
+from actcalc.io.runs import Source, arguments_source, resolve, source
 from actcalc.memory.report import MemoryReport, memory_run
-from actcalc.specs.run import Run, Source, arguments_source, resolve, source
+from actcalc.specs.run import Run
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 DEVICES = {

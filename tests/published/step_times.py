@@ -28,9 +28,10 @@ from actcalc.cost.flops import hardware_flops
 from actcalc.cost.rates import parse_overrides, rates_of
 from actcalc.cost.roofline import Roofline
 from actcalc.cost.step import policy_of, step_time
+from actcalc.io.runs import Source, load_run, resolve
 from actcalc.layers.model import model_graph
 from actcalc.specs.device import Device
-from actcalc.specs.run import Run, Source, load_run, resolve
+from actcalc.specs.run import Run
 from actcalc.specs.validate import build
 from tests.conftest import load_data
 

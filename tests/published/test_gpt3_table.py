@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actcalc.api import breakdown, compare
-from actcalc.planner.checkpoints import segment_memory
+from actcalc.policy.checkpoints import segment_memory
 from actcalc.specs import Layout
 from tests.conftest import load_data
 

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actcalc.errors import SpecError
-from actcalc.layers.graph import size_of
+from actcalc.io.runs import load_framework
+from actcalc.layers.core.graph import size_of
 from actcalc.layers.model import ModelGraph, model_graph
 from actcalc.policy.outcome import layer_outcome
 from actcalc.policy.rules import parse_policy
 from actcalc.policy.stage import StagePolicy
 from actcalc.specs import KernelOptions, Layout, Mla, Model, Moe, Workload
-from actcalc.specs.run import load_framework
 
 DATA = Path(__file__).parent.parent / "data" / "megatron_core_saved_bytes.json"
 RECORDS: list[dict[str, Any]] = json.loads(DATA.read_text())["records"]

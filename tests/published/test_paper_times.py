@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from actcalc.planner.compare import compare_run
-from actcalc.specs.run import load_run
+from actcalc.answers.compare import compare_run
+from actcalc.io.runs import load_run
 from tests.conftest import load_data
 
 PAPER = load_data("korthikanti2022.yaml")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from actcalc.io import presets
-from actcalc.layers.context import whole
+from actcalc.io.runs import load_framework, source
+from actcalc.layers.core.context import whole
 from actcalc.layers.model import model_graph, parameters
 from actcalc.specs import Layout, Model, Workload
-from actcalc.specs.run import load_framework, source
 from actcalc.specs.validate import build
 
 DATA = Path(__file__).parent.parent / "data"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from actcalc.cost.flops import model_flops, paper_model_flops, paper_selective_flops
+from actcalc.io.runs import load_run
 from actcalc.layers.model import model_graph
-from actcalc.specs.run import load_run
 from tests.conftest import load_data
 
 TABLE = load_data("korthikanti2022_table5.yaml")

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from actcalc.errors import SpecError
 from actcalc.io.hf import read_config
-from actcalc.layers.context import whole
-from actcalc.layers.graph import Graph, size_of
+from actcalc.io.runs import load_framework
+from actcalc.layers.core.context import whole
+from actcalc.layers.core.graph import Graph, size_of
 from actcalc.layers.model import ModelGraph, model_graph, parameters
 from actcalc.policy.outcome import layer_outcome
 from actcalc.policy.rules import parse_policy
 from actcalc.specs import Layout, Model, Workload
-from actcalc.specs.run import load_framework
 from actcalc.specs.validate import build
 
 DATA = Path(__file__).parent.parent / "data"

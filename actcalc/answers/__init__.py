@@ -1,0 +1,1 @@
+"""What each command says, as one typed result."""

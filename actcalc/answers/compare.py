@@ -1,0 +1,469 @@
+"""Policies side by side: what each stores, brings back while re-running, and computes again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, ClassVar
+
+from actcalc.cost.flops import (
+    forward_flops,
+    hardware_flops,
+    layers_forward_flops,
+    model_flops,
+)
+from actcalc.layers.core.context import whole
+from actcalc.layers.core.graph import Graph, size_of
+from actcalc.layers.model import LayerRun, ModelGraph, model_graph, parameters
+from actcalc.policy.checkpoints import checkpoint_optimum
+from actcalc.policy.rules import NONE, Policy, parse_policy
+from actcalc.policy.stage import StagePolicy
+from actcalc.run.placement import held, microbatches, placement
+from actcalc.specs.result import Result
+from actcalc.specs.run import Run
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class LayerFigure:
+    """One kind of layer under one policy."""
+
+    kind: str
+    """What the layer is: dense, moe, sliding, ..."""
+    count: int
+    """How many the model has."""
+    stored_bytes: int
+    """Bytes it keeps for one micro-batch on one rank."""
+    formula: str
+    """The same as a formula."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class PolicyFigure:
+    """One policy: memory on one rank, FLOPs of one micro-batch over all ranks."""
+
+    policy: str
+    """Its name."""
+    formula: str
+    """Stored bytes of one layer (of the most frequent kind) as a formula."""
+    stored_bytes_per_layer: int
+    """Bytes one layer keeps from forward to backward for one micro-batch (mean over a segment)."""
+    stored_bytes: int
+    """Bytes the first pipeline stage keeps: all its layers, all microbatches in flight."""
+    saved_ratio: float
+    """Share of ``none``'s stored bytes that is freed."""
+    transient_bytes: int
+    """Bytes made again, at most, while one segment is re-run."""
+    peak_bytes: int
+    """Stored and transient bytes together."""
+    recompute_flops: int
+    """Forward FLOPs run again for one micro-batch, each re-run op counted once, over all ranks."""
+    recompute_forward_ratio: float
+    """Re-run FLOPs over the forward FLOPs of all layers (1 is one more forward)."""
+    recompute_flops_per_model_flops_ratio: float
+    """Re-run FLOPs over model FLOPs."""
+    hardware_flops_per_model_flops_ratio: float
+    """Hardware over model FLOPs, by the convention named beside it."""
+    hardware_flops_convention: str
+    """``ops``: 1 + re-run/model FLOPs; ``paper``: the published equation for selective."""
+    layers: tuple[LayerFigure, ...]
+    """The same for each kind of layer."""
+    note: str = ""
+    """Why the policy changes nothing, or what to mind."""
+    layer_forward_seconds: float | None = None
+    """With a device, else null: one layer's forward, one micro-batch, one rank."""
+    layer_backward_seconds: float | None = None
+    """With a device, else null: its backward, re-run included."""
+    step_seconds: float | None = None
+    """With a device, else null: one optimizer step."""
+    slowdown_ratio: float | None = None
+    """With a device, else null: step time over that of ``none``, less one."""
+    tokens_per_second_per_gpu: float | None = None
+    """With a device, else null: tokens per second of one GPU."""
+    device_bytes: int | None = None
+    """With a device, else null: what the fullest GPU needs in all, states and buffers included."""
+    fits: bool | None = None
+    """With a device, else null: whether that is within its memory."""
+    largest_micro_batch: int | None = None
+    """With a device, else null: sequences in the largest micro-batch that fits; 0 if none does."""
+    largest_step_seconds: float | None = None
+    """With a device: one step with it, of as many micro-batches; null if none fits."""
+    largest_samples_per_second: float | None = None
+    """With a device: sequences per second with it, over all GPUs; null if none fits."""
+    largest_tokens_per_second_per_gpu: float | None = None
+    """With a device: tokens per second of one GPU with it; null if none fits."""
+    relative_throughput_ratio: float | None = None
+    """With a device: throughput with it over that of the first policy; null if either is not."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class OptimumFigure:
+    """How many checkpoints would be best with full re-running of segments."""
+
+    input_bytes: int
+    """A_in: one layer's input on one rank."""
+    layer_bytes: int
+    """A_int: what one layer saves without recomputation."""
+    layer_bytes_per_input_bytes_ratio: float
+    """A_int / A_in."""
+    layers: int
+    """l: layers that are cut into segments."""
+    in_flight: float
+    """m: microbatches whose checkpoints are kept at once, mean over the stage's layers."""
+    continuous: float
+    """c* = √(l·A_int/(m·A_in))."""
+    continuous_bytes: float
+    """m·c*·A_in + (l/c*)·A_int: a bound, not a plan."""
+    integer: int
+    """Checkpoints of the best plan with whole layers."""
+    layers_per_segment: int
+    """Layers in its longest segment."""
+    stored_bytes: int
+    """What its checkpoints store, m·c·A_in."""
+    segment_bytes: int
+    """What its longest segment holds while re-run, ⌈l/c⌉·A_int."""
+    total_bytes: int
+    """Both together: memory(c) of that plan."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Comparison(Result):
+    """Policies side by side for one run."""
+
+    schema_name: ClassVar[str] = "actcalc/compare/1"
+
+    model: dict[str, Any]
+    """The model's fields."""
+    layout: dict[str, Any]
+    """The layout's fields."""
+    workload: dict[str, Any]
+    """The workload's fields."""
+    training: dict[str, Any]
+    """Optimizer, number formats, offload, adapters."""
+    device: dict[str, Any] | None
+    """The device's fields, or null."""
+    framework: str
+    """The framework profile that chose the kernels."""
+    parameters: int
+    """Parameters of the whole model."""
+    stage: int
+    """The pipeline stage the figures are of."""
+    stage_layers: int
+    """Layers on that stage."""
+    chunks: int
+    """Model chunks of that stage (vpp of them, or 2 in V shapes and DualPipe)."""
+    in_flight: int
+    """Activations that stage holds at its peak, each of one microbatch on one chunk; with one
+    chunk, its microbatches."""
+    forward_flops: int
+    """Forward FLOPs of one micro-batch, over all ranks."""
+    model_flops: int
+    """Model FLOPs of one micro-batch (forward and backward), over all ranks."""
+    policies: tuple[PolicyFigure, ...]
+    """One entry per policy; ratios are against ``none``."""
+    checkpoint_optimum: OptimumFigure
+    """c* and the best plan with whole layers."""
+    advice: str
+    """One sentence: which policy to look at first."""
+    notes: tuple[str, ...]
+    """Choices made on the way that the reader should know."""
+
+
+DEFAULT_POLICIES = ("none", "selective", "full", "full-sharded", "ffn", "attention", "norm", "sqrt")
+
+
+def main_run(model: ModelGraph) -> LayerRun:
+    """The most frequent kind of layer (the later one on a tie)."""
+    return max(reversed(model.kinds), key=lambda run: run.count)
+
+
+def default_policies(model: ModelGraph) -> tuple[str, ...]:
+    """Policies that mean something for this model."""
+    tags = {tag for run in model.kinds for op in run.graph.ops for tag in op.modules}
+    extra = tuple(t for t in ("moe", "moe_act", "shared_experts", "mla_up_proj") if t in tags)
+    sharded = model.context.tp
+    chosen = [
+        name
+        for name in DEFAULT_POLICIES
+        if (name != "full-sharded" or sharded) and (name != "ffn" or "mlp" in tags)
+    ]
+    return (*chosen[:-1], *extra, chosen[-1])
+
+
+def compare_run(
+    run: Run, efficiency: Mapping[str, float] | None = None, *, beside: bool = False
+) -> Comparison:
+    """Compare the run's policies (or the usual ones); raises ``SpecError`` for an unknown one.
+
+    ``efficiency`` overrides shares of the device's peaks; ``beside`` sets the usual policies beside
+    the run's own.
+    """
+    graph = model_graph(run.model, run.layout, run.workload, run.framework)
+    if run.training.lora_rank:
+        from actcalc.layers.adapters import adapted
+
+        graph = adapted(graph, run.training)
+    return _compare(run, graph, efficiency, beside=beside)
+
+
+def _compare(
+    run: Run, graph: ModelGraph, efficiency: Mapping[str, float] | None, *, beside: bool
+) -> Comparison:
+    chunks = placement(run.model.depth, run.layout)[0]
+    counts = held(run.layout, microbatches(run.layout, run.workload))[0]
+    longest = max(len(chunk) for chunk in chunks)
+    usual = default_policies(graph)
+    policies = [parse_for(name, graph, longest) for name in run.policies or usual]
+    if beside:
+        policies = _beside(policies, (parse_for(name, graph, longest) for name in usual))
+    base = StagePolicy(graph, NONE)
+    stored_none = base.stored_bytes(chunks, counts)
+    figures = tuple(_figure(run, graph, policy, chunks, counts, stored_none) for policy in policies)
+    if run.device:
+        figures = _with_times(run, graph, policies, figures, efficiency)
+    layers = sum(len(chunk) for chunk in chunks)
+    in_flight = _in_flight(chunks, counts)
+    return Comparison(
+        model=run.model.model_dump(),
+        layout=run.layout.model_dump(),
+        workload=run.workload.model_dump(),
+        training=run.training.model_dump(),
+        device=run.device.model_dump() if run.device else None,
+        framework=run.framework.name,
+        parameters=int(parameters(graph, whole(dict(graph.sizes)))),
+        stage=0,
+        stage_layers=layers,
+        chunks=run.layout.chunks,
+        in_flight=sum(counts),
+        forward_flops=forward_flops(graph),
+        model_flops=model_flops(graph),
+        policies=figures,
+        checkpoint_optimum=_optimum(graph, layers, in_flight),
+        advice=_advice(figures, graph),
+        notes=_notes(run, graph, figures, efficiency),
+    )
+
+
+def _beside(own: list[Policy], usual: Iterable[Policy]) -> list[Policy]:
+    """``own`` policies, and the usual ones that are not the same under another name."""
+
+    def rules(policy: Policy) -> dict[str, object]:
+        return {**vars(policy), "name": "", "note": ""}
+
+    seen = [rules(policy) for policy in own]
+    return [*own, *(policy for policy in usual if rules(policy) not in seen)]
+
+
+def _with_times(
+    run: Run,
+    graph: ModelGraph,
+    policies: Sequence[Policy],
+    figures: Sequence[PolicyFigure],
+    efficiency: Mapping[str, float] | None,
+) -> tuple[PolicyFigure, ...]:
+    """The figures with what each policy costs in time on the run's device."""
+    from dataclasses import replace
+
+    from actcalc.answers.policy_times import time_policies
+
+    times = time_policies(run, graph, main_run(graph).graph, policies, efficiency)
+    first = times[0].largest_samples_per_second
+    return tuple(
+        replace(
+            figure,
+            **vars(time),
+            relative_throughput_ratio=(
+                time.largest_samples_per_second / first
+                if first and time.largest_samples_per_second
+                else None
+            ),
+        )
+        for figure, time in zip(figures, times, strict=True)
+    )
+
+
+def parse_for(name: str, graph: ModelGraph, layers: int) -> Policy:
+    """The policy called ``name`` for a stage of so many layers; ``SpecError`` if unknown."""
+    boundary = graph.context.kernel("full_input")
+    return parse_policy(
+        name, layers=layers, full_boundary="replicated" if boundary == "replicated" else "own"
+    )
+
+
+def _in_flight(chunks: Sequence[range], counts: Sequence[int]) -> Fraction:
+    """Microbatches in flight, averaged over the stage's layers (whole with one chunk)."""
+    layers = sum(len(chunk) for chunk in chunks)
+    held_layers = sum(len(c) * n for c, n in zip(chunks, counts, strict=True))
+    return Fraction(held_layers, layers)
+
+
+def _figure(
+    run: Run,
+    graph: ModelGraph,
+    policy: Policy,
+    chunks: Sequence[range],
+    counts: Sequence[int],
+    stored_none: int,
+) -> PolicyFigure:
+    stage = StagePolicy(graph, policy)
+    stored = stage.stored_bytes(chunks, counts)
+    transient = stage.transient_bytes(chunks)
+    rerun = stage.rerun_flops(range(run.model.depth), whole(dict(graph.sizes)))
+    useful = model_flops(graph)
+    hardware = hardware_flops(graph, policy, training=run.training)
+    main = main_run(graph)
+    outcome = stage.outcome(main.graph)
+    per_layer = stage.layer_bytes(main.graph).stored
+    partial = policy.segment > 1 or policy.block is not None or policy.every > 1
+    if partial:
+        one = stage.stored_bytes(chunks, (1,) * len(chunks))
+        per_layer = round(one / sum(len(chunk) for chunk in chunks))
+    return PolicyFigure(
+        policy=policy.name,
+        formula=outcome.stored_size.formula() + (" per segment" if policy.segment > 1 else ""),
+        stored_bytes_per_layer=per_layer,
+        stored_bytes=stored,
+        saved_ratio=1 - stored / stored_none if stored_none else 0.0,
+        transient_bytes=transient,
+        peak_bytes=stored + transient,
+        recompute_flops=rerun,
+        recompute_forward_ratio=rerun / layers_forward_flops(graph),
+        recompute_flops_per_model_flops_ratio=rerun / useful,
+        hardware_flops_per_model_flops_ratio=hardware.flops / useful,
+        hardware_flops_convention=hardware.convention,
+        layers=tuple(
+            LayerFigure(
+                kind=kind.kind.label,
+                count=kind.count,
+                stored_bytes=stage.layer_bytes(kind.graph).stored,
+                formula=stage.outcome(kind.graph).stored_size.formula(),
+            )
+            for kind in graph.kinds
+        ),
+        note=_note(graph, policy, stage, stored, stored_none),
+    )
+
+
+def _note(
+    graph: ModelGraph, policy: Policy, stage: StagePolicy, stored: int, stored_none: int
+) -> str:
+    if policy.name == "none":
+        return ""
+    if not any(stage.outcome(run.graph).rerun for run in graph.kinds):
+        return "changes nothing here: no op of these layers belongs to it"
+    if stored > stored_none:
+        return "stores more than none: the inputs it keeps are larger than what it frees"
+    flash = any(op.kernel.startswith("flash") for r in graph.kinds for op in r.graph.ops)
+    if policy.modules == ("core_attn",) and flash:
+        return "saves next to nothing here: flash attention keeps no s x s tensor, only statistics"
+    if policy.boundary == "split" and graph.context.tp and not graph.context.layout.sp:
+        return "needs Megatron's --distribute-saved-activations, which gathers the input again"
+    return "" if stored < stored_none else "saves nothing here: it needs as much as it frees"
+
+
+def idle_settings(run: Run, *, one_layer: bool) -> list[str]:
+    """A note for settings that do not change an activation table, so that none is ignored silently.
+
+    ``one_layer`` says that the table is of single layers, whatever the pipeline holds.
+    """
+    layout, idle = run.layout, []
+    if layout.dp > 1 and (one_layer or run.workload.global_batch is None):
+        idle.append(f"dp {layout.dp}")
+    if layout.zero:
+        idle.append(f"ZeRO {layout.zero}")
+    if one_layer and layout.pp > 1:
+        idle.append(f"pp {layout.pp}")
+    if run.workload.global_batch is not None and (one_layer or layout.pp == 1):
+        idle.append(f"global batch {run.workload.global_batch}")
+    if not idle:
+        return []
+    return [f"No effect on this table: {', '.join(idle)} (see: actcalc memory)."]
+
+
+def _optimum(graph: ModelGraph, layers: int, in_flight: Fraction) -> OptimumFigure:
+    main: Graph = main_run(graph).graph
+    own = [name for name in main.saved if name not in main.shared]
+    held_count = max(Fraction(1), in_flight)
+    best = checkpoint_optimum(
+        layers=layers,
+        input_bytes=int(main.tensors[main.input].bytes.value(graph.sizes)),
+        layer_bytes=int(size_of(main, own, graph.sizes)),
+        in_flight=held_count,
+    )
+    return OptimumFigure(
+        input_bytes=best.input_bytes,
+        layer_bytes=best.layer_bytes,
+        layer_bytes_per_input_bytes_ratio=best.ratio,
+        layers=layers,
+        in_flight=int(held_count) if held_count.denominator == 1 else float(held_count),
+        continuous=best.continuous,
+        continuous_bytes=best.continuous_bytes,
+        integer=best.integer,
+        layers_per_segment=best.layers_per_segment,
+        stored_bytes=best.stored_bytes,
+        segment_bytes=best.segment_bytes,
+        total_bytes=best.total_bytes,
+    )
+
+
+def _advice(figures: Sequence[PolicyFigure], graph: ModelGraph) -> str:
+    """The policy that frees most for under a tenth of a forward pass, and the lowest peak."""
+    useful = [f for f in figures if f.saved_ratio > 0.01]
+    if not useful:
+        if len(figures) < 2:
+            return (
+                "One policy alone: repeat --policy (none, selective, full) to see others beside it."
+            )
+        return "None of these policies frees memory here: shrink the micro-batch or split further."
+    low = min(useful, key=lambda f: (f.peak_bytes, f.recompute_flops))
+    cheap = [f for f in useful if f.recompute_forward_ratio < 0.1]
+    lowest = (
+        f"{low.policy} has the lowest peak, for {low.recompute_forward_ratio:.0%} of a forward pass"
+    )
+    if not cheap:
+        return f"No policy here is nearly free; {lowest}."
+    first = max(cheap, key=lambda f: (f.saved_ratio, -f.recompute_flops))
+    price = f"{first.recompute_forward_ratio:.1%} of a forward pass"
+    text = f"Try {first.policy} first: it frees {first.saved_ratio:.0%} for {price}"
+    return f"{text}." if first.policy == low.policy else f"{text}; {lowest}."
+
+
+def _notes(
+    run: Run,
+    graph: ModelGraph,
+    figures: Sequence[PolicyFigure],
+    efficiency: Mapping[str, float] | None,
+) -> tuple[str, ...]:
+    notes = list(run.warnings)
+    notes += [note for kind in graph.kinds for note in kind.graph.notes]
+    if graph.mtp is not None:
+        extra = int(parameters(graph, sizes := whole(dict(graph.sizes)), mtp=True))
+        extra -= int(parameters(graph, sizes))
+        notes.append(
+            f"The multi-token-prediction layer adds {extra:,} parameters; it is counted in FLOPs "
+            "and in memory, not in the parameters above or the layers below."
+        )
+    if run.workload.precision == "fp8":
+        notes.append(
+            "fp8 quantises matrix products' inputs on the fly; saved activations are counted in "
+            "their 16-bit form here."
+        )
+    notes += idle_settings(run, one_layer=False)
+    if run.device:
+        from actcalc.cost.rates import default_note
+
+        notes.append(default_note(run.device, efficiency))
+        if run.training.offload == "activations" or run.training.offload_modules:
+            notes.append(
+                "Times leave out the transfers of offloaded activations: `actcalc plan --offload` "
+                "times them."
+            )
+    for figure in figures:
+        if figure.hardware_flops_convention == "paper":
+            notes.append(
+                f"The paper's equation puts {figure.policy} at "
+                f"{figure.hardware_flops_per_model_flops_ratio:.4f} times the model FLOPs; the "
+                f"ops that re-run add {figure.recompute_flops_per_model_flops_ratio:.1%} "
+                "(see: actcalc explain selective)."
+            )
+    return tuple(dict.fromkeys(note for note in notes if note))

@@ -1,0 +1,1 @@
+"""How a number is derived, term by term."""

@@ -1,0 +1,424 @@
+"""Model and hardware FLOPs utilisation of a step: from its time, or its time from an MFU.
+
+MFU counts what the model needs, HFU also what recomputation adds, both over what the devices could
+have done in the step (Korthikanti et al. 2022, section 6.3 and appendix A; Chowdhery et al. 2022,
+appendix B).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from actcalc.answers.calibrate import Calibration
+from actcalc.cost.flops import Counting, hardware_flops, model_flops
+from actcalc.cost.rates import default_note, peak_flops, rates_of
+from actcalc.cost.roofline import Roofline
+from actcalc.cost.step import StepTime, check_timed, policy_of, step_time
+from actcalc.errors import SpecError
+from actcalc.layers.model import ModelGraph, model_graph
+from actcalc.policy.rules import Policy
+from actcalc.specs.device import Device
+from actcalc.specs.result import Result
+from actcalc.specs.run import Run
+
+Basis = Literal["measured", "mfu", "predicted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountingFigure:
+    """One step under one way of counting attention's scores."""
+
+    counting: Counting
+    """``full``: all s x s scores, as the papers do; ``causal``: those below the diagonal."""
+    model_flops: int
+    """FLOPs of forward and backward of one step, over all devices."""
+    hardware_flops: int
+    """The same with what recomputation adds."""
+    mfu_ratio: float
+    """Model FLOPs over what the devices could do in the step."""
+    hfu_ratio: float
+    """Hardware FLOPs over the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """The step time that the roofline predicts for this layout and policy."""
+
+    step_seconds: float
+    """One optimizer step."""
+    pipeline_seconds: float
+    """From the first forward to the last backward."""
+    gradients_seconds: float
+    """Exposed reduction of gradients over replicas."""
+    optimizer_seconds: float
+    """The optimizer's pass over its states, as they are kept and sharded."""
+    bubble_ratio: float
+    """Idle share of the devices' time in the pipeline."""
+    microbatches: int
+    """Micro-batches each replica runs."""
+    error_ratio: float | None
+    """Predicted over measured time, less one; null without a measured time."""
+    efficiency: dict[str, float]
+    """The shares of the peaks it is computed with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A whole training run at this step time."""
+
+    tokens: int
+    """Tokens to train on."""
+    steps: int
+    """Optimizer steps."""
+    seconds: float
+    """Wall time."""
+    days: float
+    """The same in days."""
+    gpu_hours: float
+    """Devices times hours."""
+    price: float | None
+    """Price per device-hour times device-hours, in its currency; null if no price was given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utilisation(Result):
+    """How much of the devices' arithmetic one training step uses."""
+
+    schema_name: ClassVar[str] = "actcalc/mfu/1"
+
+    model: dict[str, Any]
+    """The model's fields."""
+    layout: dict[str, Any]
+    """The layout's fields."""
+    workload: dict[str, Any]
+    """The workload's fields."""
+    device: dict[str, Any]
+    """The device's fields."""
+    framework: str
+    """The framework profile that chose the kernels."""
+    policy: str
+    """The recompute policy."""
+    gpus: int
+    """Devices that take part."""
+    global_batch: int
+    """Sequences in one step."""
+    basis: Basis
+    """Where the step time is from: measured, from an MFU, or predicted by the roofline."""
+    step_seconds: float
+    """Seconds of one step."""
+    counting: Counting
+    """How attention's scores are counted in the figures below."""
+    model_flops: int
+    """FLOPs of forward and backward of one step, over all devices."""
+    hardware_flops: int
+    """The same with what recomputation adds, by the convention named, and without the gradients of
+    frozen weights (adapters)."""
+    hardware_flops_convention: str
+    """``ops``: each re-run op once; ``paper``: the published equation for selective."""
+    hardware_flops_by_ops: int
+    """Model FLOPs plus each re-run op once, whatever the convention."""
+    mfu_ratio: float
+    """Model FLOPs over what the devices could do in the step."""
+    hfu_ratio: float
+    """Hardware FLOPs over the same."""
+    hfu_by_ops_ratio: float
+    """Hardware FLOPs counted op by op over the same."""
+    possible: bool
+    """Whether the devices can do it: what must really be computed (with flash attention only the
+    scores below a causal diagonal) is within their peak."""
+    peak_flops_per_second: float
+    """Peak of one device in the run's number format, dense."""
+    model_flops_per_second_per_gpu: float
+    """Achieved model FLOP/s of one device."""
+    hardware_flops_per_second_per_gpu: float
+    """Achieved hardware FLOP/s of one device."""
+    tokens_per_second: float
+    """Tokens per second, all devices."""
+    tokens_per_second_per_gpu: float
+    """Tokens per second of one device."""
+    model_flops_per_token: float
+    """Model FLOPs per token, forward and backward."""
+    countings: tuple[CountingFigure, ...]
+    """Both ways of counting attention's scores."""
+    prediction: Prediction | None
+    """What the roofline predicts; null where the layout does not use all devices."""
+    training: Training | None
+    """A whole training run; null unless tokens were given."""
+    calibration: Calibration | None = None
+    """Efficiencies fitted to measured runs; null unless a file of them was given."""
+    notes: tuple[str, ...]
+    """Choices made on the way that the reader should know."""
+
+
+def _positive(name: str, value: float | None) -> None:
+    if value is not None and not (value > 0 and math.isfinite(value)):
+        raise SpecError(f"{name} {value:g} is not above 0", f"give {name} a value above 0")
+
+
+def _scaled(flops: int, batch: int, run: Run) -> int:
+    """FLOPs of one micro-batch, for ``batch`` sequences (exact: they are linear in b)."""
+    return flops * batch // run.workload.micro_batch
+
+
+def utilisation(
+    run: Run,
+    *,
+    gpus: int | None = None,
+    step_seconds: float | None = None,
+    mfu: float | None = None,
+    counting: Counting = "full",
+    tokens: int | None = None,
+    price_per_gpu_hour: float | None = None,
+    efficiency: Mapping[str, float] | None = None,
+) -> Utilisation:
+    """MFU and HFU of one step of ``run`` on ``gpus`` devices.
+
+    The step time is given, follows from ``mfu``, or is predicted. Raises ``SpecError`` without a
+    device, for numbers that are not above 0, when both a time and an MFU are given, or for devices
+    that do not divide into whole replicas of tp·pp·cp.
+    """
+    device = run.device
+    if device is None:
+        raise SpecError("utilisation is a share of a device's peak: no device", "add --device")
+    given = {
+        "--step-time": step_seconds,
+        "--mfu": mfu,
+        "--tokens": tokens,
+        "--gpus": gpus,
+        "--price-per-gpu-hour": price_per_gpu_hour,
+    }
+    for name, value in given.items():
+        _positive(name, value)
+    if step_seconds is not None and mfu is not None:
+        raise SpecError("--step-time and --mfu contradict", "give one: each follows from the other")
+    if mfu is not None and mfu > 1:
+        raise SpecError(f"--mfu {mfu:g} is above 1", "a share, e.g. --mfu 0.4")
+    if price_per_gpu_hour is not None and tokens is None:
+        raise SpecError("--price-per-gpu-hour prices a training run", "add --tokens")
+    layout = run.layout
+    count = gpus or layout.devices
+    replica = layout.tp * layout.pp * layout.cp
+    if count % replica:
+        raise SpecError(
+            f"{count} GPUs hold no whole number of replicas: tp {layout.tp} x pp {layout.pp} x "
+            f"cp {layout.cp} = {replica} GPUs each",
+            f"use --gpus {-(-count // replica) * replica}, or lower --tp, --pp or --cp",
+        )
+    batch = run.workload.global_batch or run.workload.micro_batch * layout.dp
+    graph = model_graph(run.model, layout, run.workload, run.framework)
+    policy = policy_of(run, graph)
+    prediction = _predict(run, graph, policy, device, count, batch, efficiency)
+    useful = _scaled(model_flops(graph, counting), batch, run)
+    if counting == "causal" and not run.model.causal:
+        raise SpecError(
+            f"{run.model.name} attends in both directions: no score is masked",
+            "drop --flops causal",
+        )
+    peak = peak_flops(device, run.workload.precision)
+    basis: Basis = "measured"
+    if step_seconds is None:
+        basis = "predicted" if mfu is None else "mfu"
+        if mfu is not None:
+            step_seconds = useful / (mfu * count * peak)
+        elif isinstance(prediction, StepTime):
+            step_seconds = prediction.total
+        else:
+            raise SpecError(f"no step time to judge: {prediction}", "add --step-time or --mfu")
+    measured = step_seconds if basis == "measured" else None
+    available = step_seconds * count * peak
+    figures = tuple(
+        _counted(graph, policy, each, batch, run, available) for each in ("full", "causal")
+    )
+    hardware = hardware_flops(graph, policy, counting, run.training)
+    done = _scaled(hardware.flops, batch, run)
+    by_ops = _scaled(hardware.op_flops, batch, run)
+    step_tokens = batch * run.workload.seq
+    computed = hardware_flops(graph, policy, _computed(run), run.training)
+    least = _scaled(computed.op_flops, batch, run) / available
+    return Utilisation(
+        model=run.model.model_dump(),
+        layout=layout.model_dump(),
+        workload=run.workload.model_dump(),
+        device=device.model_dump(),
+        framework=run.framework.name,
+        policy=policy.name,
+        gpus=count,
+        global_batch=batch,
+        basis=basis,
+        step_seconds=step_seconds,
+        counting=counting,
+        model_flops=useful,
+        hardware_flops=done,
+        hardware_flops_convention=hardware.convention,
+        hardware_flops_by_ops=by_ops,
+        mfu_ratio=useful / available,
+        hfu_ratio=done / available,
+        hfu_by_ops_ratio=by_ops / available,
+        possible=least <= 1,
+        peak_flops_per_second=peak,
+        model_flops_per_second_per_gpu=useful / (step_seconds * count),
+        hardware_flops_per_second_per_gpu=done / (step_seconds * count),
+        tokens_per_second=step_tokens / step_seconds,
+        tokens_per_second_per_gpu=step_tokens / (step_seconds * count),
+        model_flops_per_token=useful / step_tokens,
+        countings=figures,
+        prediction=_prediction(prediction, run, device, measured, efficiency),
+        training=_training(tokens, step_tokens, step_seconds, count, price_per_gpu_hour),
+        notes=_notes(
+            run,
+            prediction,
+            _impossible(useful / available, least, frozen=bool(run.training.lora_rank)),
+            hardware.convention,
+            by_ops / available,
+            efficiency,
+        ),
+    )
+
+
+def _computed(run: Run) -> Counting:
+    """The scores that the attention kernels compute: flash attention skips those masked out."""
+    return "full" if run.workload.attention == "eager" else "causal"
+
+
+def _impossible(mfu: float, least: float, *, frozen: bool) -> str:
+    """What to say of a utilisation above 1; empty for one that can be."""
+    if least > 1:
+        return (
+            f"Impossible: the ops of such a step are {100 * least:.4g} % of what the GPUs can do "
+            "in its time. Check step time, GPUs, batch, policy and device."
+        )
+    if mfu > 1:
+        counted = "masked scores that flash attention never computes"
+        if frozen:
+            counted = "gradients of frozen weights, and masked scores, that are never computed"
+        return (
+            f"An MFU of {100 * mfu:.4g} % counts {counted}; what is computed is "
+            f"{100 * least:.4g} % of the peak."
+        )
+    return ""
+
+
+def _counted(
+    graph: ModelGraph, policy: Policy, counting: Counting, batch: int, run: Run, available: float
+) -> CountingFigure:
+    useful = _scaled(model_flops(graph, counting), batch, run)
+    done = _scaled(hardware_flops(graph, policy, counting, run.training).flops, batch, run)
+    return CountingFigure(
+        counting=counting,
+        model_flops=useful,
+        hardware_flops=done,
+        mfu_ratio=useful / available,
+        hfu_ratio=done / available,
+    )
+
+
+def _predict(
+    run: Run,
+    graph: ModelGraph,
+    policy: Policy,
+    device: Device,
+    gpus: int,
+    batch: int,
+    efficiency: Mapping[str, float] | None,
+) -> StepTime | str:
+    """The predicted step, or why there is none."""
+    layout = run.layout
+    if layout.devices != gpus:
+        return (
+            f"the layout (tp {layout.tp} x pp {layout.pp} x cp {layout.cp} x dp {layout.dp}) "
+            f"uses {layout.devices} devices, not {gpus}"
+        )
+    count, rest = divmod(batch, run.workload.micro_batch * layout.dp)
+    if rest or not count:
+        return (
+            f"global batch {batch} is no multiple of micro-batch {run.workload.micro_batch} x "
+            f"dp {layout.dp}"
+        )
+    rates = rates_of(device, run.workload.precision, efficiency, devices=gpus)
+    roofline = Roofline(graph, rates, run.training)
+    try:
+        check_timed(run.training)
+        return step_time(graph, policy, roofline, count=count)
+    except SpecError as error:
+        return f"{error} ({error.hint})" if error.hint else str(error)
+
+
+def _prediction(
+    step: StepTime | str,
+    run: Run,
+    device: Device,
+    measured: float | None,
+    efficiency: Mapping[str, float] | None,
+) -> Prediction | None:
+    if isinstance(step, str):
+        return None
+    shares = rates_of(device, run.workload.precision, efficiency).shares
+    return Prediction(
+        step_seconds=step.total,
+        pipeline_seconds=step.pipeline,
+        gradients_seconds=step.gradients,
+        optimizer_seconds=step.optimizer,
+        bubble_ratio=step.bubble_ratio,
+        microbatches=step.microbatches,
+        error_ratio=step.total / measured - 1 if measured else None,
+        efficiency={key: float(value) for key, value in vars(shares).items()},
+    )
+
+
+def _training(
+    tokens: int | None, step_tokens: int, seconds: float, gpus: int, price: float | None
+) -> Training | None:
+    if tokens is None:
+        return None
+    steps = -(-tokens // step_tokens)
+    hours = steps * seconds * gpus / 3600
+    return Training(
+        tokens=tokens,
+        steps=steps,
+        seconds=steps * seconds,
+        days=steps * seconds / 86400,
+        gpu_hours=hours,
+        price=None if price is None else hours * price,
+    )
+
+
+def _notes(
+    run: Run,
+    prediction: StepTime | str,
+    impossible: str,
+    convention: str,
+    by_ops: float,
+    efficiency: Mapping[str, float] | None,
+) -> tuple[str, ...]:
+    notes = [*run.warnings, impossible]
+    if convention == "paper":
+        notes.append(
+            "HFU by the paper's equation, which adds s/6h; the ops that re-run alone make it "
+            f"{by_ops:.1%} (see: actcalc explain selective)."
+        )
+    if isinstance(prediction, str):
+        notes.append(f"No predicted time: {prediction}.")
+    else:
+        notes += [*_time_notes(run), default_note(run.device, efficiency) if run.device else ""]
+    return tuple(dict.fromkeys(note for note in notes if note))
+
+
+def _time_notes(run: Run) -> list[str]:
+    """What of the run's training the predicted time leaves out."""
+    training, notes = run.training, []
+    if training.offload in ("optimizer", "weights"):
+        notes.append(
+            "Offloaded states: the predicted step has their transfers over the host's link, not "
+            "the host's own arithmetic."
+        )
+    if training.loss == "chunked":
+        notes.append("A chunked loss moves the same bytes: it does not change the time.")
+    if training.lora_rank:
+        notes.append(
+            "Adapters alone are trained: MFU counts a whole backward by convention; HFU and the "
+            "predicted step count no gradients of frozen weights, nor the adapters' own products."
+        )
+    return notes

@@ -1,0 +1,462 @@
+"""What MODEL names -> a run: presets, run files, config.json, Megatron's arguments, overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from actcalc.errors import SpecError, shorten
+from actcalc.io import presets
+from actcalc.specs.base import Spec
+from actcalc.specs.check import check, check_sharding
+from actcalc.specs.framework import Framework
+from actcalc.specs.layout import Layout
+from actcalc.specs.model import Model
+from actcalc.specs.run import Run
+from actcalc.specs.training import Training
+from actcalc.specs.validate import build
+from actcalc.specs.workload import Workload
+
+if TYPE_CHECKING:
+    from actcalc.io.megatron.arguments import Arguments
+    from actcalc.measure.layer import MeasuredLayer
+    from actcalc.specs.device import Device
+
+RUN_KEYS = ("model", "layout", "workload", "training", "framework", "device", "policies")
+MEASURED_LAYER = "actcalc/measured-layer/"
+"""Schema of a layer that `measure --save` wrote, without its number."""
+_LARGEST = 64_000_000
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Source:
+    """What MODEL named, before overrides: plain fields, to be validated once all are known."""
+
+    name: str
+    model: Mapping[str, Any]
+    layout: Mapping[str, Any] = field(default_factory=dict)
+    workload: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+    framework: str | None = None
+    profile: str | None = None
+    device: str | None = None
+    policies: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    vetted: bool = False
+    devices: int | None = None
+    """How many devices the run has in all, where the source says so: replicas follow from it."""
+
+
+def source(text: str) -> Source:
+    """Read what MODEL names: a preset, a run file, a config.json or a folder that holds one.
+
+    A flat mapping of Megatron's argument names is one too (:func:`megatron_source`). Raises
+    ``SpecError`` with a did-you-mean when it names nothing.
+    """
+    if not text.strip():
+        raise SpecError("the model's name is empty", "name a preset, a run file or a config.json")
+    if presets.exists("models", text):
+        return _model_preset(text)
+    if presets.exists("runs", text):
+        return _run_fields(dict(presets.load("runs", text).values), text)
+    path = Path(text)
+    try:
+        found = path.exists()
+    except (OSError, ValueError):
+        found = False
+    if found:
+        return _file(path)
+    if "/" in text or path.suffix:
+        raise SpecError(f"{text}: no such file", "check the path")
+    hint = presets.suggestion(text, (*presets.names("models"), *presets.names("runs")))
+    raise SpecError(
+        f"unknown model {shorten(text)}: not a preset, and no such file",
+        hint or "`actcalc presets list` lists the presets",
+    )
+
+
+def _model_preset(name: str) -> Source:
+    values = presets.load("models", name).values
+    fields = {"name": name, **_section(values, "model", name)}
+    return Source(
+        name=name,
+        model=fields,
+        workload=_section(values, "workload", name),
+        profile=values.get("framework"),
+        vetted=True,
+    )
+
+
+def _section(values: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
+    section = values.get(key) or {}
+    if not isinstance(section, dict):
+        raise SpecError(
+            f"{where}: {key} holds {section!r}, not a mapping", f"put fields under {key}:"
+        )
+    return dict(section)
+
+
+def megatron_source(text: str) -> Source:
+    """Read a flat JSON or YAML mapping of Megatron's long option names; ``SpecError`` if not."""
+    from actcalc.io.megatron.arguments import read_arguments
+    from actcalc.io.yamlfile import read_mapping
+
+    path = Path(text)
+    return arguments_source(read_arguments(read_mapping(path), path.stem), path.stem)
+
+
+def arguments_source(found: Arguments, name: str) -> Source:
+    """What Megatron's arguments describe, under a name."""
+    return Source(
+        name=name,
+        model={"name": name, **found.model},
+        layout=found.layout,
+        workload=found.workload,
+        training=found.training,
+        framework=found.framework,
+        policies=found.policies,
+        warnings=found.warnings,
+        devices=found.devices,
+    )
+
+
+def _holds_megatron(path: Path) -> bool:
+    if path.is_dir():
+        return False
+    from actcalc.io.yamlfile import read_text
+
+    text = read_text(path)
+    if not any(part in text for part in ("-size", "-layers", "_size", "_layers")):
+        return False
+    if '"model_type"' in text:
+        return False  # a config.json says so itself, and need not be read twice
+    from actcalc.io.megatron.arguments import is_arguments
+    from actcalc.io.yamlfile import read_mapping
+
+    try:
+        return is_arguments(read_mapping(path))
+    except SpecError:
+        return False  # the reader of its kind says what is wrong with it
+
+
+def measured_layer(text: str) -> MeasuredLayer | None:
+    """The measured layer that the file called ``text`` holds; None if it is none.
+
+    Raises ``SpecError`` for a file that says it is one and cannot be read as one.
+    """
+    path = Path(text)
+    try:
+        if not path.is_file():
+            return None
+        with path.open("rb") as stream:
+            holds = MEASURED_LAYER.encode() in stream.read(_LARGEST)
+    except (OSError, ValueError):
+        return None
+    if not holds:
+        return None
+    return read_layer(path)
+
+
+def read_layer(path: Path) -> MeasuredLayer:
+    """The measured layer in a file of at most 64 MB.
+
+    Raises ``SpecError`` for a file that cannot be read, or holds something else.
+    """
+    from actcalc.io.yamlfile import read_mapping
+    from actcalc.measure.layer import layer_of
+
+    return layer_of(read_mapping(path, _LARGEST), path)
+
+
+def _refuse_measured_layer(path: Path) -> None:
+    """A measured layer has no fields of a model: only commands made for one can take it."""
+    layer = None if path.is_dir() else measured_layer(str(path))
+    if layer is not None:
+        raise SpecError(
+            f"{path} is the measured layer {shorten(layer.name)}, not a model's description",
+            f"`actcalc compare {path}` and `actcalc plan {path}` take it",
+        )
+
+
+def _file(path: Path) -> Source:
+    _refuse_measured_layer(path)
+    if _holds_megatron(path):
+        return megatron_source(str(path))
+    if path.is_dir() or path.suffix == ".json":
+        from actcalc.io.hf import read_config_file
+
+        imported = read_config_file(path)
+        resolved = path.resolve()
+        folder = resolved if path.is_dir() else resolved.parent
+        name = resolved.stem if path.is_file() and path.stem != "config" else folder.name
+        return Source(
+            name=name or "config",
+            model={"name": name or "config", **imported.fields},
+            workload=imported.workload,
+            warnings=imported.warnings,
+        )
+    from actcalc.io.yamlfile import read_mapping
+
+    return _run_fields(read_mapping(path), str(path))
+
+
+def _run_fields(data: dict[str, Any], where: str) -> Source:
+    unknown = [key for key in data if key not in (*RUN_KEYS, "title", "source", "parameters")]
+    if unknown:
+        hint = presets.suggestion(unknown[0], RUN_KEYS)
+        raise SpecError(
+            f"{where}: unknown key {unknown[0]!r}", hint or "a run file has: " + ", ".join(RUN_KEYS)
+        )
+    model = data.get("model")
+    if isinstance(model, str):
+        base = source(model)
+    elif isinstance(model, dict):
+        fields = dict(model)
+        preset = fields.pop("preset", None)
+        base = (
+            source(str(preset)) if preset else Source(name=where, model={"name": Path(where).stem})
+        )
+        base = _merged(base, model=fields)
+    else:
+        raise SpecError(f"{where}: model is {model!r}", "name a preset, or give the model's fields")
+    policies = data.get("policies") or ()
+    if isinstance(policies, str):
+        policies = (policies,)
+    return _merged(
+        base,
+        layout=_section(data, "layout", where),
+        workload=_section(data, "workload", where),
+        training=_section(data, "training", where),
+        framework=data.get("framework"),
+        device=data.get("device"),
+        policies=tuple(str(policy) for policy in policies),
+    )
+
+
+def _merged(base: Source, **parts: Any) -> Source:
+    return Source(
+        name=base.name,
+        model={**base.model, **parts.get("model", {})},
+        layout={**base.layout, **parts.get("layout", {})},
+        workload={**base.workload, **parts.get("workload", {})},
+        training={**base.training, **parts.get("training", {})},
+        framework=parts.get("framework") or base.framework,
+        profile=base.profile,
+        device=parts.get("device") or base.device,
+        policies=parts.get("policies") or base.policies,
+        warnings=base.warnings,
+        devices=None if "dp" in parts.get("layout", {}) else base.devices,
+    )
+
+
+def overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Turn ``key=value`` settings into field overrides of model, layout, workload and training.
+
+    A dotted key reaches a nested field (``moe.experts=64``). Raises ``SpecError`` for a key no
+    spec has, or a setting without ``=``.
+    """
+    kinds: dict[str, type[Spec]] = {
+        "model": Model,
+        "layout": Layout,
+        "workload": Workload,
+        "training": Training,
+    }
+    result: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or not key:
+            raise SpecError(f"--set {setting!r}: no value", "write --set key=value")
+        from actcalc.io.yamlfile import parse_yaml
+
+        value = parse_yaml(text, f"--set {key}") if text.strip() else None
+        first = key.split(".")[0]
+        homes = [name for name, kind in kinds.items() if first in kind.field_names()]
+        if first in kinds and "." in key:
+            homes, key = [first], key.split(".", 1)[1]
+        if not homes:
+            known = [name for kind in kinds.values() for name in kind.field_names()]
+            hint = presets.suggestion(first, known) or "fields: " + ", ".join(sorted(known))
+            raise SpecError(f"--set {first}: no such field", hint)
+        result[homes[0]][key] = value
+    return result
+
+
+def _apply(fields: Mapping[str, Any], changes: Mapping[str, Any], what: str) -> dict[str, Any]:
+    result = dict(fields)
+    for key, value in changes.items():
+        *path, last = key.split(".")
+        target = result
+        for step in path:
+            inner = target.get(step)
+            if inner is not None and not isinstance(inner, dict):
+                raise SpecError(f"{what}: {step} has no field {last!r}", f"set {step} itself")
+            target[step] = dict(inner or {})
+            target = target[step]
+        target[last] = value
+    return result
+
+
+def default_framework(origin: Source, layout: Layout) -> str:
+    """The profile assumed where none is asked for.
+
+    The presets of the paper carry their own; other models run on Megatron-Core when any of
+    tp, pp, cp, ep is more than 1, else on transformers.
+    """
+    if origin.profile:
+        return origin.profile
+    split = max(layout.tp, layout.pp, layout.cp, layout.ep) > 1
+    return "megatron" if split else "transformers"
+
+
+def load_framework(name: str) -> Framework:
+    """The framework profile called ``name``; ``SpecError`` with a did-you-mean if unknown."""
+    preset = presets.load("frameworks", name)
+    fields = {"name": name, "title": preset.title, **preset.values}
+    return build(Framework, fields, f"framework {name}", vetted=True)
+
+
+def load_device(name: str) -> Device:
+    """The device called ``name``; ``SpecError`` with a did-you-mean if unknown."""
+    from actcalc.specs.device import Device
+
+    preset = presets.load("devices", name)
+    fields = {"name": name, "title": preset.title, **preset.values}
+    return build(Device, fields, f"device {name}", vetted=True)
+
+
+def resolve(
+    origin: Source,
+    *,
+    model: Mapping[str, Any] | None = None,
+    layout: Mapping[str, Any] | None = None,
+    workload: Mapping[str, Any] | None = None,
+    training: Mapping[str, Any] | None = None,
+    framework: str | None = None,
+    device: str | None = None,
+    policies: Sequence[str] = (),
+    settings: Sequence[str] = (),
+) -> Run:
+    """Validate a source with overrides (those win) into a :class:`Run`, cross-checked."""
+    extra = overrides(settings)
+    vetted = origin.vetted and not settings
+    changes = {**(model or {}), **extra["model"]}
+    layers = changes.pop("layers", None)
+    spec = build(Model, _apply(origin.model, changes, "model"), "model", vetted=vetted)
+    if layers is not None and layers != spec.layers:
+        cut = spec.without_patterns(layers) if isinstance(layers, int) else {"layers": layers}
+        spec = build(Model, {**spec.model_dump(), **cut}, "model", vetted=vetted)
+    given = {**(layout or {}), **extra["layout"]}
+    grid = _apply(origin.layout, given, "layout")
+    plan, refilled = _same_devices(build(Layout, grid, "layout", vetted=vetted), origin, given)
+    plan, raised = _room_for_experts(plan, "dp" in grid)
+    step = _apply(origin.workload, {**(workload or {}), **extra["workload"]}, "workload")
+    work = build(Workload, step, "workload", vetted=vetted)
+    trained = _apply(origin.training, {**(training or {}), **extra["training"]}, "training")
+    check(spec, plan, work)
+    profile = load_framework(framework or origin.framework or default_framework(origin, plan))
+    _check_profile(profile, plan, work)
+    tuned = build(Training, trained, "training", vetted=vetted) if trained else Training()
+    check_sharding(plan, tuned, replicas_known="dp" in grid)
+    name = device or origin.device
+    return Run(
+        model=spec,
+        layout=plan,
+        workload=work,
+        framework=profile,
+        device=load_device(name) if name else None,
+        policies=tuple(policies) or origin.policies,
+        warnings=(*origin.warnings, *refilled, *raised, *_idle_dropout(spec, work, step)),
+        training=tuned,
+    )
+
+
+def _check_profile(profile: Framework, layout: Layout, workload: Workload) -> None:
+    """Refuse degrees and number formats that the profile's layers do not know."""
+    if profile.kernels.get("layer") != "hub":
+        if workload.precision.startswith("amp"):
+            raise SpecError(
+                f"precision {workload.precision} is autocast, which the {profile.name} profile "
+                "does not know",
+                "use --precision bf16, or --framework transformers",
+            )
+        return
+    if workload.fp8_products:
+        raise SpecError(
+            f"the {profile.name} profile has no fp8 recipe",
+            "use --framework megatron, or --precision bf16",
+        )
+    split = [n for n in ("tp", "pp", "cp", "ep") if getattr(layout, n) > 1]
+    if split:
+        degrees = ", ".join(f"{name} {getattr(layout, name)}" for name in split)
+        raise SpecError(
+            f"the {profile.name} profile knows one GPU and data parallelism, not {degrees}",
+            f"use --framework megatron, or drop --{split[0]}",
+        )
+
+
+def _same_devices(
+    layout: Layout, origin: Source, given: Mapping[str, Any]
+) -> tuple[Layout, tuple[str, ...]]:
+    """The layout with as many replicas as the source's number of devices allows.
+
+    Where the source says how many devices there are, other tp, pp or cp mean other replicas,
+    unless dp is given too.
+    """
+    inside = layout.tp * layout.pp * layout.cp
+    if origin.devices is None or "dp" in given or layout.devices == origin.devices:
+        return layout, ()
+    what = f"tp {layout.tp} x pp {layout.pp} x cp {layout.cp} = {inside}"
+    if origin.devices % inside:
+        raise SpecError(
+            f"{what} does not divide the {origin.devices} devices of {origin.name}",
+            "choose degrees that do, or give --dp",
+        )
+    replicas = origin.devices // inside
+    note = f"dp is taken as {replicas}: the {origin.devices} devices of {origin.name} over {what}."
+    return layout.model_copy(update={"dp": replicas}), (note,)
+
+
+def _idle_dropout(model: Model, workload: Workload, given: Mapping[str, Any]) -> tuple[str, ...]:
+    """A note where dropout is asked for and the model has none."""
+    rates = (
+        model.hidden_dropout,
+        model.attention_dropout,
+        model.embedding_dropout,
+        model.activation_dropout,
+    )
+    if given.get("dropout") is not True or any(rates):
+        return ()
+    return (
+        f"--dropout changes nothing: every dropout rate of {model.name} is 0 (--set "
+        "hidden_dropout=0.1 gives it one).",
+    )
+
+
+def _room_for_experts(layout: Layout, given: bool) -> tuple[Layout, tuple[str, ...]]:
+    """Data parallelism that makes room for expert parallelism, which lives inside tp·cp·dp ranks.
+
+    Where dp is not given it is raised to what ep·etp needs, and said so; a given dp that does not
+    fit is refused.
+    """
+    inside = layout.ep * (layout.etp or layout.tp)
+    ranks = layout.tp * layout.cp * layout.dp
+    if layout.ep == 1 or ranks % inside == 0:
+        return layout, ()
+    need = next(dp for dp in range(1, inside + 1) if layout.tp * layout.cp * dp % inside == 0)
+    what = f"ep {layout.ep} x etp {layout.etp or layout.tp}"
+    if given:
+        raise SpecError(
+            f"{what} = {inside} does not divide tp {layout.tp} x cp {layout.cp} x dp {layout.dp} "
+            f"= {ranks} ranks",
+            f"use --dp {need} or a multiple of it",
+        )
+    note = f"dp is taken as {need}: {what} needs {inside} ranks, and tp x cp has {ranks}."
+    return layout.model_copy(update={"dp": need}), (note,)
+
+
+def load_run(name: str, **changes: Any) -> Run:
+    """``resolve(source(name), ...)``: one call from a preset's name or a path to a run."""
+    return resolve(source(name), **changes)

@@ -1,0 +1,1 @@
+"""Tensors, ops, graphs and the polynomials over named dimensions."""

@@ -1,0 +1,1 @@
+"""Builders of Megatron-Core's layers."""

@@ -1,0 +1,196 @@
+"""One transformer layer: norms, attention and feed-forward in the model's arrangement."""
+
+from __future__ import annotations
+
+from actcalc.errors import SpecError
+from actcalc.layers.core.algebra import Expr
+from actcalc.layers.core.context import Context
+from actcalc.layers.core.graph import Graph, GraphBuilder
+from actcalc.layers.core.scoped import Scoped
+from actcalc.layers.megatron.attention import close_attention, cross_attention, self_attention
+from actcalc.layers.megatron.linear import dropout
+from actcalc.layers.megatron.mlp import close_ffn, mlp
+from actcalc.layers.megatron.norm import norm
+from actcalc.specs import LayerKind, Model
+
+_ELSEWHERE = "use --framework transformers, or --framework paper for an estimate"
+
+
+def refuse_architecture(ctx: Context) -> None:
+    """Raise ``SpecError`` for architectures the framework profile does not run.
+
+    Megatron-Core's ``TransformerLayer`` is pre-norm with sequential attention and feed-forward
+    (transformer_layer.py 0.16.1); whatever deviates from that is not priced as if it did not.
+    """
+    model = ctx.model
+    if model.encoder_layers:
+        _refuse_encoder_decoder(ctx)
+    if ctx.kernel("architectures") == "any":
+        return
+    for wrong, what in _not_in_megatron(model):
+        if wrong:
+            raise SpecError(f"Megatron-Core has no {what} ({model.name})", _ELSEWHERE)
+
+
+def _refuse_encoder_decoder(ctx: Context) -> None:
+    """Raise ``SpecError`` for what Megatron-Core's T5 does not run (pretrain_t5.py)."""
+    name = ctx.framework.name
+    if ctx.kernel("architectures") == "any":
+        raise SpecError(
+            f"{ctx.model.name} is an encoder-decoder, which framework {name} does not model",
+            "use --framework transformers or megatron",
+        )
+    for degree in ("pp", "cp"):
+        if getattr(ctx.layout, degree) > 1:
+            raise SpecError(
+                f"Megatron's encoder-decoder has no {degree} (here {getattr(ctx.layout, degree)})",
+                f"use --{degree} 1",
+            )
+
+
+def _not_in_megatron(model: Model) -> list[tuple[bool, str]]:
+    return [
+        (model.norm_placement != "pre", f"{model.norm_placement}-norm layers"),
+        (model.parallel != "none", "parallel attention and feed-forward"),
+        (model.position == "alibi", "alibi positions"),
+        (model.position == "relative" and not model.encoder_layers, "relative positions"),
+        (model.attention_softcap > 0, "soft cap of attention scores"),
+        (model.logit_softcap > 0, "soft cap of logits"),
+        (model.clip_qkv, "clamped queries, keys and values"),
+        (model.v_norm, "normalised values"),
+        (model.qk_norm == "full", "normalisation of queries and keys over their full width"),
+        (model.patches > 0, "vision transformer head and patches in its GPT model"),
+        (model.head in ("classifier", "none"), f"{model.head} head in its GPT model"),
+        (model.embedding_dim not in (0, model.hidden), "embedding narrower than hidden"),
+        (model.embedding_norm, "normalisation right after the embedding"),
+    ]
+
+
+def layer_graph(ctx: Context, kind: LayerKind) -> Graph:
+    """The graph of one layer of ``kind`` on one rank."""
+    # What this kind of layer does not need is not loaded.
+    if ctx.kernel("layer") == "hub":
+        from actcalc.layers.pytorch import layer as hub
+
+        return hub.layer_graph(ctx, kind)
+    g = GraphBuilder(kind.label)
+    g.tensor("input", (ctx.s_region, ctx.b, ctx.h), ctx.residual)
+    return g.build("input", layer_body(g, ctx, kind, "input"))
+
+
+def layer_body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
+    """Append one layer that reads ``stream``; return its output."""
+    refuse_architecture(ctx)
+    if ctx.model.pattern:
+        return _half(g, ctx, kind, stream)
+    if ctx.model.parallel != "none":
+        return _parallel(g, ctx, kind, stream)
+    placement = ctx.model.norm_placement
+    if placement == "post":
+        attended = _close_attention(g, ctx, _attend(g, ctx, kind, stream), stream, "attention_sum")
+        middle = norm(g, ctx, "norm1", attended, "norm1_out")
+        summed = close_ffn(g, ctx, _feed(g, ctx, kind, middle), middle, "ffn_sum")
+        return norm(g, ctx, "norm2", summed, "output")
+    if placement == "pre":
+        first = norm(g, ctx, "norm1", stream, "norm1_out", modules=_norm1_modules(ctx))
+        middle = _close_attention(g, ctx, _attend(g, ctx, kind, first), stream, "middle")
+        if kind.cross:
+            middle = _attend_encoder(g, ctx, middle)
+        second = norm(g, ctx, "norm2", middle, "norm2_out", modules=_norm2_modules(ctx, kind))
+        return close_ffn(g, ctx, _feed(g, ctx, kind, second), middle, "output")
+    before = placement == "sandwich"
+    first = norm(g, ctx, "norm1", stream, "norm1_out") if before else stream
+    context, width = _attend(g, ctx, kind, first)
+    branch = close_attention(g, ctx, context, width, stream, "")
+    branch = norm(g, ctx, "norm1_post", branch, "norm1_post_out")
+    middle = _add(g, ctx, "attention", branch, stream, "middle")
+    second = norm(g, ctx, "norm2", middle, "norm2_out") if before else middle
+    branch = norm(g, ctx, "norm2_post", _feed(g, ctx, kind, second), "norm2_post_out")
+    return close_ffn(g, ctx, branch, middle, "output")
+
+
+def _half(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
+    """One layer of a hybrid: state-space mixer, attention or feed-forward, each with its norm.
+
+    Source: Megatron-Core models/hybrid/hybrid_layer_specs.py hybrid_stack_spec.
+    """
+    if kind.mixer == "mamba":
+        from actcalc.layers.megatron.mamba import mamba_layer
+
+        return mamba_layer(g, ctx, stream)
+    if kind.mixer == "attention":
+        first = norm(g, ctx, "norm1", stream, "norm1_out", modules=_norm1_modules(ctx))
+        return _close_attention(g, ctx, _attend(g, ctx, kind, first), stream, "output")
+    second = norm(g, ctx, "norm2", stream, "norm2_out", modules=_norm2_modules(ctx, kind))
+    return close_ffn(g, ctx, _feed(g, ctx, kind, second), stream, "output")
+
+
+def _parallel(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
+    """Attention and feed-forward of the same input, after one norm or one each (GPT-J, NeoX)."""
+    first = norm(g, ctx, "norm1", stream, "norm1_out")
+    second = first
+    if ctx.model.parallel == "two_norms":
+        second = norm(g, ctx, "norm2", stream, "norm2_out")
+    middle = _close_attention(g, ctx, _attend(g, ctx, kind, first), stream, "middle")
+    return close_ffn(g, ctx, _feed(g, ctx, kind, second), middle, "output")
+
+
+def _attend(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> tuple[str, Expr]:
+    if ctx.model.mla:
+        from actcalc.layers.megatron.mla import mla_attention
+
+        return mla_attention(g, ctx, kind, source)
+    return self_attention(g, ctx, kind, source), ctx.q_width
+
+
+def _attend_encoder(g: GraphBuilder, ctx: Context, stream: str) -> str:
+    """Append a decoder layer's second attention, over the encoder's output, with its own norm.
+
+    The norm is not fused with a product (t5_spec.py: TENorm, TEColumnParallelLinear), and the
+    recompute module ``layernorm`` does not cover it (transformer_layer.py).
+    """
+    inner = Scoped(g, "cross_")
+    first = norm(inner, ctx, "norm", stream, "norm_out", modules=())
+    attended = cross_attention(inner, ctx, first)
+    return close_attention(inner, ctx, attended, ctx.q_width, stream, "middle")
+
+
+def _close_attention(
+    g: GraphBuilder, ctx: Context, attended: tuple[str, Expr], stream: str, out: str
+) -> str:
+    return close_attention(g, ctx, *attended, stream, out)
+
+
+def _feed(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
+    if kind.mlp == "moe":
+        from actcalc.layers.megatron.moe import moe
+
+        return moe(g, ctx, source)
+    return mlp(g, ctx, source)
+
+
+def _add(g: GraphBuilder, ctx: Context, what: str, branch: str, stream: str, out: str) -> str:
+    if ctx.hidden_dropout:
+        branch = dropout(g, f"{what}_dropout", what, branch)
+    g.tensor(out, g.shape(stream), g.dtype(stream))
+    g.op(f"{what}_add", "add", what, [branch, stream], [out])
+    return out
+
+
+def _norm1_modules(ctx: Context) -> tuple[str, ...]:
+    """Recompute modules of the norm before attention.
+
+    Transformer Engine fuses it into the projection, where ``layernorm`` recompute cannot reach
+    it; latent attention projects twice from it and keeps a norm of its own
+    (Megatron-Core gpt_layer_specs.py).
+    """
+    if ctx.kernel("norm_fusion") == "fused" and not ctx.model.mla:
+        return ("attention",)
+    return ("layernorm",)
+
+
+def _norm2_modules(ctx: Context, kind: LayerKind) -> tuple[str, ...]:
+    """Recompute modules of the norm before the feed-forward; fused into it unless it is MoE."""
+    if ctx.kernel("norm_fusion") == "fused" and kind.mlp == "dense":
+        return ("mlp",)
+    return ("layernorm",)

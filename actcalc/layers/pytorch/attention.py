@@ -1,0 +1,181 @@
+"""Self-attention of transformers' modelling code: projections, norms, position, core, output."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from actcalc.layers.core.algebra import ONE, symbol
+from actcalc.layers.core.context import Context
+from actcalc.layers.core.graph import DType, GraphBuilder
+from actcalc.layers.pytorch.core import Core, attend
+from actcalc.layers.pytorch.heads import GROUP, MODULE, Heads
+from actcalc.layers.pytorch.linear import linear
+from actcalc.layers.pytorch.norm import norm
+from actcalc.layers.pytorch.rotary import rotate
+from actcalc.specs import LayerKind
+
+Triple = tuple[Heads, Heads, Heads]
+
+
+def attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
+    """Append self-attention of ``source``; return the branch, before dropout and residual."""
+    model = ctx.model
+    q, k, v = project(g, ctx, source)
+    norm_last = ctx.kernel("qk_norm") == "after_rotary"
+    if not kind.rotary and model.position == "rotary" and ctx.kernel("nope") == "scaled":
+        q = _scaled(g, ctx, q)
+    elif not norm_last:
+        q, k = normed(g, ctx, q, k)
+    if model.clip_qkv and not model.packed_qkv:
+        q, k, v = (
+            replace(x, storage=_clamp(g, x.storage, name))
+            for x, name in ((q, "q"), (k, "k"), (v, "v"))
+        )
+    if kind.rotary:
+        q, k = rotate(g, ctx, kind, q, k)
+        if ctx.kernel("rope_scale") == "scaled":
+            q = _rescaled(g, ctx, q)
+        if norm_last:
+            q, k = normed(g, ctx, q, k)
+    core = Core(
+        q, k, v, kind,
+        causal=model.causal, keys=ctx.s, query_width=model.head_dim, value_width=model.head_dim,
+        bias="alibi" if model.position == "alibi" else "",
+    )  # fmt: skip
+    context = attend(g, ctx, core)
+    return close(g, ctx, context)
+
+
+def _clamp(g: GraphBuilder, source: str, name: str) -> str:
+    """Append a clamp, which keeps its input (ClampBackward)."""
+    out = g.tensor(f"{name}_clamped", g.shape(source), g.dtype(source))
+    g.op(f"{name}_clamp", "activation", GROUP, [source], [out], saves=[source], modules=MODULE)
+    return out
+
+
+def _rescaled(g: GraphBuilder, ctx: Context, q: Heads) -> Heads:
+    """Append the scaling of rotated queries by position (Ministral3Attention)."""
+    scales = g.tensor("q_scales", (ONE, ONE, ctx.s, ONE), ctx.residual)
+    out = replace(q, storage="q_by_position")
+    g.tensor("q_by_position", out.shape(ctx), g.dtype(q.storage))
+    g.op(
+        "q_scale", "multiply", GROUP, [q.storage], ["q_by_position", scales], saves=[scales],
+        modules=MODULE,
+    )  # fmt: skip
+    return out
+
+
+def _scaled(g: GraphBuilder, ctx: Context, q: Heads) -> Heads:
+    """Append the scaling of queries by position in layers without rotary position.
+
+    Those layers have no norm of queries and keys either (Llama4TextAttention); the fp32 scales
+    are kept.
+    """
+    scales = g.tensor("q_scales", (ONE, ctx.s), DType.FP32)
+    out = replace(q, storage="q", sliced=False)
+    g.tensor("q", out.shape(ctx), g.dtype(q.storage))
+    g.op("q_scale", "multiply", GROUP, [q.storage], ["q", scales], saves=[scales], modules=MODULE)
+    return out
+
+
+def close(g: GraphBuilder, ctx: Context, context: str) -> str:
+    """Append the output projection of the heads' context."""
+    return linear(
+        g, ctx, "out", GROUP, context,
+        inside=ctx.q_width, outside=ctx.h, bias=ctx.model.out_bias, modules=MODULE,
+    )  # fmt: skip
+
+
+def project(g: GraphBuilder, ctx: Context, source: str) -> Triple:
+    """Append the projections; q, k and v of one packed projection are views of it."""
+    model = ctx.model
+    if ctx.kernel("qkv") == "falcon":
+        return _falcon(g, ctx, source)
+    if ctx.kernel("qkv") == "copied":
+        return _copied(g, ctx, source)
+    bias = model.qkv_bias
+    if model.packed_qkv:
+        storage = linear(
+            g, ctx, "qkv", GROUP, source,
+            inside=ctx.h, outside=ctx.q_width + ctx.kv_width * 2, bias=bias, modules=MODULE,
+        )  # fmt: skip
+        if model.clip_qkv:
+            storage = _clamp(g, storage, "qkv")
+        names = [storage] * 3
+    else:
+        names = [
+            linear(
+                g, ctx, part, GROUP, source, inside=ctx.h, outside=width, bias=bias,
+                modules=MODULE, out=f"{part}_proj",
+            )
+            for part, width in (("q", ctx.q_width), ("k", ctx.kv_width), ("v", ctx.kv_width))
+        ]  # fmt: skip
+    q = Heads(names[0], symbol("a"), model.heads, ctx.d, sliced=model.packed_qkv)
+    kv = replace(q, heads=ctx.kv_heads, count=model.kv_heads)
+    return q, replace(kv, storage=names[1]), replace(kv, storage=names[2])
+
+
+def _copied(g: GraphBuilder, ctx: Context, source: str) -> Triple:
+    """Append a packed projection whose parts are interleaved so that each is copied (CodeGen)."""
+    storage = linear(
+        g, ctx, "qkv", GROUP, source,
+        inside=ctx.h, outside=ctx.q_width * 3, bias=ctx.model.qkv_bias, modules=MODULE,
+    )  # fmt: skip
+    whole = Heads(storage, symbol("a"), ctx.model.heads, ctx.d)
+    parts = [replace(whole, storage=f"{part}_split") for part in ("q", "k", "v")]
+    names = [g.tensor(part.storage, part.shape(ctx), ctx.act) for part in parts]
+    g.op("split_heads", "copy", GROUP, [storage], names, modules=MODULE)
+    return parts[0], parts[1], parts[2]
+
+
+def _falcon(g: GraphBuilder, ctx: Context, source: str) -> Triple:
+    """Append Falcon's packed projection and what its split copies.
+
+    Multi-query (7B): queries are a view, the one key and value are gathered by an index of one
+    entry. Grouped (40B): all three are copied out, keys and values repeated to every query head.
+    With as many keys as queries all three are views.
+    """
+    model = ctx.model
+    storage = linear(
+        g, ctx, "qkv", GROUP, source,
+        inside=ctx.h, outside=ctx.q_width + ctx.kv_width * 2, bias=model.qkv_bias, modules=MODULE,
+    )  # fmt: skip
+    q = Heads(storage, symbol("a"), model.heads, ctx.d, sliced=True)
+    if model.kv_heads == model.heads:
+        return q, q, q
+    grouped = model.kv_heads > 1
+    kv = q if grouped else replace(q, heads=ctx.kv_heads, count=1)
+    indices = [g.tensor(f"{part}_index", (ONE,), DType.INT64) for part in ("k", "v")]
+    made = {"k": replace(kv, storage="k_split", sliced=False),
+            "v": replace(kv, storage="v_split", sliced=False)}  # fmt: skip
+    if grouped:
+        made["q"] = replace(q, storage="q_split", sliced=False)
+    for heads in made.values():
+        g.tensor(heads.storage, heads.shape(ctx), ctx.act)
+    outputs = [*(heads.storage for heads in made.values()), *indices]
+    g.op("split_heads", "copy", GROUP, [storage], outputs, saves=indices, modules=MODULE)
+    return made.get("q", q), made["k"], made["v"]
+
+
+def normed(g: GraphBuilder, ctx: Context, q: Heads, k: Heads) -> tuple[Heads, Heads]:
+    """Append the norms of queries and keys, per head or over their whole width."""
+    kind = ctx.model.qk_norm
+    if kind == "none":
+        return q, k
+    return _normed(g, ctx, q, "q"), _normed(g, ctx, k, "k")
+
+
+def _normed(g: GraphBuilder, ctx: Context, x: Heads, name: str) -> Heads:
+    kind = ctx.model.qk_norm
+    if kind == "full":
+        whole = (ctx.b, ctx.s, x.heads * x.width)
+        out = norm(g, ctx, f"{name}_norm", x.storage, shape=whole, modules=MODULE)
+    else:
+        shape = (ctx.b, ctx.s, x.heads, x.width)
+        weight = (x.heads, x.width) if kind == "heads" else None
+        out = norm(
+            g, ctx, f"{name}_norm", x.storage, shape=shape, weight=weight, modules=MODULE,
+            kind="unweighted" if kind == "unweighted" else "",
+            bias=False if kind == "heads" else None,
+        )  # fmt: skip
+    return replace(x, storage=out, sliced=False)

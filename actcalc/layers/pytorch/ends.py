@@ -1,0 +1,226 @@
+"""Embedding and head of transformers' models: what they save, and the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from actcalc.errors import SpecError
+from actcalc.layers.core.algebra import ONE, Expr, symbol
+from actcalc.layers.core.context import Context
+from actcalc.layers.core.graph import DType, Graph, GraphBuilder, Weight
+from actcalc.layers.megatron.linear import dropout
+from actcalc.layers.pytorch.linear import linear
+from actcalc.layers.pytorch.mlp import activate
+from actcalc.layers.pytorch.norm import norm
+
+EMBEDDING_SCOPE = "embedding"
+
+
+def embedding_graph(ctx: Context) -> Graph:
+    """Token, position and segment look-up, norm and dropout.
+
+    The batch itself is nobody's activation, so that the token ids count for nothing; position ids
+    the model makes for itself are kept by their look-up.
+    """
+    g = GraphBuilder("embedding")
+    if ctx.model.patches:
+        first, out = _patches(g, ctx)
+    else:
+        first, out = _look_up(g, ctx)
+    if ctx.model.embedding_norm:
+        out = norm(g, ctx, "embedding_norm", out, group="embedding", modules=())
+    if ctx.embedding_dropout:
+        out = dropout(g, "embedding_dropout", "embedding", out)
+    if _narrow(ctx) and _projects_last(ctx):
+        out = linear(
+            g, ctx, "embedding_projection", "embedding", out,
+            inside=_table_width(ctx), outside=ctx.h, bias=True,
+        )  # fmt: skip
+    if ctx.model.encoder_layers:
+        _between(g, ctx)
+    return g.build(first, out)
+
+
+def _between(g: GraphBuilder, ctx: Context) -> None:
+    """Append what lies between an encoder and a decoder.
+
+    The encoder's last norm and its dropout, and the decoder's own look-up: of the labels, shifted
+    into a tensor that is kept.
+    """
+    last = g.shared("encoder_last", (ctx.b, ctx.s, ctx.h), ctx.residual)
+    out = norm(g, ctx, "encoder_final_norm", last, group="embedding", modules=())
+    if ctx.embedding_dropout:
+        dropout(g, "encoder_final_dropout", "embedding", out)
+    ids = g.tensor("decoder_ids", (ctx.b, ctx.s), DType.INT64)
+    embedded = g.tensor("decoder_embedded", (ctx.b, ctx.s, ctx.h), ctx.residual)
+    table = Weight("token_embedding", (symbol("v"), ctx.h), scope=EMBEDDING_SCOPE)
+    g.op(
+        "decoder_embedding", "embedding", "embedding", [], [ids, embedded],
+        saves=[ids], weights=[table],
+    )  # fmt: skip
+    if ctx.embedding_dropout:
+        dropout(g, "decoder_embedding_dropout", "embedding", embedded)
+
+
+def _narrow(ctx: Context) -> bool:
+    """Whether the token table is narrower than the residual stream."""
+    return ctx.model.embedding_dim not in (0, ctx.model.hidden)
+
+
+def _table_width(ctx: Context) -> Expr:
+    return ONE * ctx.model.embedding_dim if _narrow(ctx) else ctx.h
+
+
+def _projects_last(ctx: Context) -> bool:
+    """Whether positions, norm and dropout work on the narrow embedding (ELECTRA)."""
+    return ctx.kernel("embedding_projection") == "after_norm"
+
+
+def _position_rows(ctx: Context) -> Expr | None:
+    """Rows of the position ids that the look-up keeps; None where they are a buffer."""
+    kernel = ctx.kernel("position_ids")
+    if kernel == "unsupported":
+        raise SpecError(
+            f"framework {ctx.framework.name} has no learned positions ({ctx.model.name})",
+            "use --framework transformers",
+        )
+    return {"buffer": None, "one": ONE, "batch": ctx.b}[kernel]
+
+
+def _look_up(g: GraphBuilder, ctx: Context) -> tuple[str, str]:
+    model = ctx.model
+    ids = g.tensor("token_ids", (ctx.b, ctx.s), DType.INT64)
+    width = _table_width(ctx)
+    inner = width if _projects_last(ctx) else ctx.h
+    weights = [Weight("token_embedding", (symbol("v"), width), scope=EMBEDDING_SCOPE)]
+    made, saves = [], []
+    if model.max_positions:
+        rows = _position_rows(ctx)
+        weights.append(Weight("position_embedding", (symbol("o"), inner), scope="positions"))
+        if rows is not None:
+            made.append(g.tensor("position_ids", (rows, ctx.s), DType.INT64))
+    if model.token_types:
+        segments = (ONE * model.token_types, inner)
+        weights.append(Weight("token_type_embedding", segments, scope="token_types"))
+        rows = ctx.b if ctx.kernel("token_type_ids") == "batch" else ONE
+        made.append(g.tensor("token_type_ids", (rows, ctx.s), DType.INT64))
+    if ctx.kernel("embedding_scale") == "tensor":
+        made.append(g.tensor("embedding_scale", (), ctx.residual))
+    saves += made
+    out = g.tensor("embedded", (ctx.b, ctx.s, width), ctx.residual)
+    g.op("embedding", "embedding", "embedding", [ids], [out, *made], saves=saves, weights=weights)
+    if width != inner:
+        out = linear(g, ctx, "embedding_projection", "embedding", out, inside=width, outside=ctx.h)
+    return ids, out
+
+
+def _patches(g: GraphBuilder, ctx: Context) -> tuple[str, str]:
+    """The convolution of patches, the class token and learned positions (ViTEmbeddings).
+
+    Pixels need no gradient: backward has one product, the weight's.
+    """
+    model = ctx.model
+    tokens = ONE * (ctx.workload.seq - 1)
+    pixels = g.tensor("pixels", (ctx.b, tokens, ONE * model.patches), ctx.residual)
+    out = g.tensor("embedded", (ctx.b, ctx.s, ctx.h), ctx.residual)
+    weights = [
+        Weight("patch_embedding.weight", (ctx.h, ONE * model.patches)),
+        Weight("patch_embedding.bias", (ctx.h,)),
+        Weight("class_token", (ctx.h,)),
+        Weight("position_embedding", (symbol("o"), ctx.h)),
+    ]
+    flops = ctx.b * tokens * ctx.h * model.patches * 2
+    kept = []
+    if ctx.autocast:
+        kept.append(g.tensor("pixels_cast", g.shape(pixels), ctx.act))
+        kept.append(g.tensor("patch_embedding_weight", (ctx.h, ONE * model.patches), ctx.act))
+    g.op(
+        "patch_embedding", "linear", "embedding", [pixels], [out, *kept], saves=kept, flops=flops,
+        backward_flops=flops, weights=weights,
+    )  # fmt: skip
+    return pixels, out
+
+
+def head_graph(ctx: Context) -> Graph:
+    """Final norm, output projection and loss."""
+    model = ctx.model
+    g = GraphBuilder("head")
+    stream = g.tensor("input", (ctx.b, ctx.s, ctx.h), ctx.residual)
+    if model.final_norm:
+        stream = norm(g, ctx, "final_norm", stream, group="head", modules=())
+    if ctx.embedding_dropout and ctx.kernel("final_dropout") == "embedding":
+        stream = dropout(g, "final_dropout", "head", stream)
+    if model.head == "none":
+        g.op("end", "view", "head", [stream], [])
+        return g.build("input", stream)
+    if model.head == "mlm":
+        width = _table_width(ctx)
+        stream = linear(g, ctx, "transform", "head", stream, inside=ctx.h, outside=width, bias=True)
+        shape = (ctx.b, ctx.s, width)
+        stream = activate(g, ctx, "transform_activation", stream, shape, group="head", modules=())
+        stream = norm(g, ctx, "head_norm", stream, group="head", modules=())
+    if model.head == "classifier":
+        return g.build("input", _classify(g, ctx, stream))
+    return g.build("input", _predict(g, ctx, stream))
+
+
+def _classify(g: GraphBuilder, ctx: Context, stream: str) -> str:
+    """A classifier of the first token, a view of the whole last hidden state."""
+    labels = ONE * (ctx.model.labels or 2)
+    logits = linear(
+        g, ctx, "head", "head", stream, inside=ctx.h, outside=labels, bias=True, rows=(ctx.b,)
+    )
+    return _loss(g, ctx, logits, (ctx.b, labels), shifted=False, upcast=False)
+
+
+def _predict(g: GraphBuilder, ctx: Context, stream: str) -> str:
+    """The projection to the vocabulary and the loss.
+
+    Causal language models upcast the logits and shift the labels (loss/loss_utils.py
+    ``ForCausalLMLoss``); masked ones and encoder-decoders do neither, torchtitan upcasts only.
+    """
+    model = ctx.model
+    vocab = symbol("v")
+    rule = ctx.kernel("loss") if model.head == "lm" else "plain"
+    width = _table_width(ctx)
+    if _narrow(ctx) and model.head == "lm":
+        stream = linear(g, ctx, "project_out", "head", stream, inside=ctx.h, outside=width)
+    logits = linear(
+        g, ctx, "head", "head", stream,
+        inside=width, outside=vocab, bias=model.head_bias,
+        scope=EMBEDDING_SCOPE if model.tied else "head",
+    )  # fmt: skip
+    shape = (ctx.b, ctx.s, vocab)
+    if model.logit_softcap:
+        capped = g.tensor("logits_capped", shape, ctx.act)
+        g.op("logit_softcap", "activation", "head", [logits], [capped], saves=[capped])
+        logits = capped
+    shifted, upcast = rule == "shifted", rule in ("shifted", "upcast")
+    return _loss(g, ctx, logits, shape, shifted=shifted, upcast=upcast)
+
+
+def _loss(
+    g: GraphBuilder,
+    ctx: Context,
+    logits: str,
+    shape: Iterable[Expr],
+    *,
+    shifted: bool,
+    upcast: bool,
+) -> str:
+    """Append the cross-entropy: log-probabilities, shifted labels and a scalar are kept."""
+    dtype = DType.FP32 if upcast else g.dtype(logits)
+    dims = tuple(shape)
+    probs = g.tensor("log_probs", dims, dtype)
+    kept = [probs]
+    if ctx.autocast and not upcast:
+        kept.append(g.tensor("log_probs_fp32", dims, DType.FP32))
+        dtype = DType.FP32
+    if shifted:
+        # Labels are padded by one and shifted: of one sequence that is a view of the padded ones.
+        extra = 1 if ctx.workload.micro_batch == 1 else 0
+        kept.append(g.tensor("labels", (ctx.b, ctx.s + extra), DType.INT64))
+    kept.append(g.tensor("total_weight", (), dtype))
+    loss = g.tensor("loss", (), dtype)
+    g.op("cross_entropy", "loss", "head", [logits], [*kept, loss], saves=kept)
+    return loss

@@ -1,0 +1,87 @@
+"""Multi-head latent attention of transformers' DeepSeek-V2 and V3."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from actcalc.errors import SpecError
+from actcalc.layers.core.algebra import Expr, symbol
+from actcalc.layers.core.context import Context
+from actcalc.layers.core.graph import GraphBuilder
+from actcalc.layers.pytorch.core import Core, attend
+from actcalc.layers.pytorch.heads import GROUP, MODULE, Heads
+from actcalc.layers.pytorch.linear import linear, promoted
+from actcalc.layers.pytorch.norm import norm
+from actcalc.layers.pytorch.rotary import rotation, tables
+from actcalc.specs import LayerKind
+
+
+def mla_attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
+    """Append latent attention of ``source``; return the branch.
+
+    Queries and the joint key/value latent pass a norm and an up-projection each. Queries are
+    concatenated, keys written, into tensors of their own in head order; values stay a slice of
+    the up-projection, which is kept whole for them.
+    """
+    model, mla = ctx.model, ctx.model.mla
+    if mla is None:
+        raise SpecError(f"{model.name} has no latent attention", "describe mla")
+    rope, value = symbol("p"), symbol("g")
+    width = ctx.d + rope
+    heads = symbol("a")
+    up = ("attention", "mla_up_proj")
+    queries = source
+    rank: Expr = ctx.h
+    if mla.q_lora:
+        rank = symbol("q")
+        down = linear(
+            g, ctx, "q_down", GROUP, source, inside=ctx.h, outside=rank, bias=model.qkv_bias,
+            modules=MODULE,
+        )  # fmt: skip
+        queries = norm(g, ctx, "q_norm", down, modules=MODULE)
+    q_proj = linear(
+        g, ctx, "q_up", GROUP, queries, inside=rank, outside=heads * width,
+        modules=up if mla.q_lora else MODULE,
+    )  # fmt: skip
+    latent = symbol("n")
+    joint = linear(
+        g, ctx, "kv_down", GROUP, source, inside=ctx.h, outside=latent + rope, bias=model.qkv_bias,
+        modules=MODULE,
+    )  # fmt: skip
+    normed = norm(g, ctx, "kv_norm", joint, shape=(ctx.b, ctx.s, latent), modules=MODULE)
+    kv_proj = linear(
+        g, ctx, "kv_up", GROUP, normed, inside=latent, outside=heads * (ctx.d + value), modules=up
+    )
+    q, k = _positioned(g, ctx, kind, Heads(q_proj, heads, model.heads, width), joint, kv_proj)
+    v = Heads(kv_proj, heads, model.heads, value, sliced=True)
+    core = Core(
+        q, k, v, kind,
+        causal=model.causal, keys=ctx.s, query_width=mla.qk_dim, value_width=mla.v_dim,
+    )  # fmt: skip
+    context = attend(g, ctx, core)
+    return linear(
+        g, ctx, "out", GROUP, context, inside=heads * value, outside=ctx.h, bias=model.out_bias,
+        modules=MODULE,
+    )  # fmt: skip
+
+
+def _positioned(
+    g: GraphBuilder, ctx: Context, kind: LayerKind, q: Heads, joint: str, kv_proj: str
+) -> tuple[Heads, Heads]:
+    """Append the rotation of the positional parts and the assembly of queries and keys."""
+    rule = rotation(ctx)
+    made = []
+    for name, sources in (("q", [q.storage]), ("k", [joint, kv_proj])):
+        kept, own = tables(g, ctx, kind, rule, name)
+        dtype = ctx.act
+        if name == "q" and not rule.cast:
+            dtype = promoted(g.dtype(q.storage), g.dtype(kept[0]))
+        out = replace(q, storage=name, order="head", sliced=False)
+        g.tensor(name, out.shape(ctx), dtype)
+        inputs = [*sources, *(table for table in kept if table not in own)]
+        g.op(
+            f"{name}_rotate", "rotary", GROUP, inputs, [name, *own], saves=kept,
+            modules=("attention", "mla_up_proj"),
+        )  # fmt: skip
+        made.append(out)
+    return made[0], made[1]

@@ -1,0 +1,548 @@
+"""One step of one pipeline stage as a sequence of moments, and the highest of them.
+
+A stage runs chunks of the model. Inside a chunk the parts (embedding, segments of layers that
+re-run together, prediction layers, head and loss) run one after another; while part j runs
+forward, the parts before it are stored and part j holds its working set; in backward likewise,
+with the parts after it gone. Which other micro-batches the stage holds meanwhile is read off the
+pipeline's schedule (:func:`actcalc.run.schedule.moments`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Literal, NamedTuple
+
+from actcalc.errors import SpecError
+from actcalc.layers.core.graph import Graph
+from actcalc.layers.model import ModelGraph
+from actcalc.memory.states import Parameters, Trained, parameters_of, trained_of
+from actcalc.memory.working import Options, Working, working
+from actcalc.policy.offload import Away, away, whole_layer
+from actcalc.policy.outcome import layer_outcome
+from actcalc.policy.rules import NONE
+from actcalc.policy.stage import StagePolicy
+from actcalc.run.placement import Ends
+from actcalc.specs.training import Training
+
+Offloading = Literal["stays", "ahead", "asked"]
+"""Whether a layer's modules are offloaded, and when their tensors come back: a layer ahead, or when
+backward asks for them."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One piece of a chunk that is stored, and re-run, as a whole; bytes for one micro-batch."""
+
+    name: str
+    """``embedding``, ``layer 11``, ``layers 0-3``, ``head and loss``."""
+    count: int
+    """How many times in a row it occurs (equal layers are folded)."""
+    first: int
+    """Index of its first layer, -1 for embedding and head."""
+    layers: int
+    """Layers in one occurrence."""
+    stored: int
+    """Bytes kept from forward to backward."""
+    forward: int
+    """Most bytes alive while it runs forward, what it stores included."""
+    backward: int
+    """Most bytes alive in its backward, what it stored and makes again included."""
+    reruns: bool
+    """Whether backward runs it (or modules of it) again."""
+    forward_at: str
+    backward_at: str
+    parameters: Parameters
+    """Its parameters on one rank, once."""
+    trained: Trained
+    """Those of them that get a gradient."""
+    shapes: frozenset[tuple[int, ...]]
+    """Shapes of the weights of its matrix products."""
+    host: int = 0
+    """Bytes of its offloaded modules that wait in host memory."""
+
+
+class Peak(NamedTuple):
+    """The highest moment of a stage beyond what stays resident."""
+
+    bytes: int
+    activations: int
+    """Stored activations at that moment."""
+    gradients_absent: int
+    """Bytes of gradients that do not exist yet at that moment."""
+    where: str
+    """In words: in backward of layer 11: re-running one whole layer."""
+
+
+class Timeline:
+    """Evaluates parts and peaks of a run's stages under one policy; layers are measured once."""
+
+    def __init__(self, stages: StagePolicy, training: Training) -> None:
+        self.stages = stages
+        self.model: ModelGraph = stages.model
+        self.training = training
+        kernels = self.model.context.framework.kernels
+        local = kernels.get("norm_fusion") == "separate" and kernels.get("ends") == "megatron"
+        sp = self.model.context.layout.sp and kernels.get("ends") == "megatron"
+        gathering = {"head"} if sp else set()
+        if sp and local:
+            gathering |= {op.name for run in self.model.runs for op in run.graph.ops}
+        self.options = Options(
+            gradient_fusion=training.gradient_fusion or kernels.get("layer") == "hub",
+            gathers_to_buffer=frozenset(gathering),
+            loss_compiled=self.model.context.workload.kernels.cross_entropy_loss_fusion,
+            trains_all=not training.lora_rank,
+            loss_in_place=kernels.get("layer") != "hub" and training.loss in ("auto", "fused"),
+        )
+        if training.offload_modules or training.offload_layers:
+            self._check_offload()
+        self._working: dict[tuple[int, str, str], Working] = {}
+        self._away: dict[tuple[int, str], Away] = {}
+        self._parameters: dict[int, Parameters] = {}
+        self._trained: dict[int, Trained] = {}
+        self._scopes: dict[int, frozenset[str]] = {}
+        self._shapes: dict[int, frozenset[tuple[int, ...]]] = {}
+        self.last_layer = self.model.context.model.depth
+
+    def _check_offload(self) -> None:
+        policy, kernels = self.stages.policy, self.model.context.framework.kernels
+        if kernels.get("ends") != "megatron" or kernels.get("norm_fusion") != "fused":
+            name = "offload_layers" if self.training.offload_layers else "offload_modules"
+            raise SpecError(
+                f"{name} is Megatron's, with Transformer Engine",
+                "use --framework megatron (--transformer-impl transformer_engine), or drop it",
+            )
+        if self.training.offload_layers:
+            self._check_layers()
+            return
+        if policy.whole or policy.per_op:
+            raise SpecError(
+                f"offload_modules with policy {policy.name}: what re-runs whole saves nothing in "
+                "its modules",
+                "use --policy none or single modules, or drop offload_modules",
+            )
+
+    def _check_layers(self) -> None:
+        # transformer_config.py cpu_offloading: no pipeline, no recomputation, not the last layer
+        count, context = self.training.offload_layers, self.model.context
+        if count >= context.model.depth:
+            raise SpecError(
+                f"offload_layers is {count} of {context.model.depth}: the last layer stays",
+                f"use at most {context.model.depth - 1}",
+            )
+        if context.layout.pp > 1 or self.stages.policy.name != "none":
+            raise SpecError(
+                f"offload_layers with pp {context.layout.pp} and policy "
+                f"{self.stages.policy.name}: Megatron offloads layers without pipeline and "
+                "recomputation only",
+                "use pp 1 and --policy none, or offload_modules",
+            )
+        if context.model.encoder_layers:
+            raise SpecError(
+                "offload_layers is not modelled for an encoder and a decoder, each with its own",
+                "drop offload_layers",
+            )
+
+    def parameters(self, graph: Graph) -> Parameters:
+        """Parameters of one graph on one rank (cached; shared scopes counted)."""
+        key = id(graph)
+        if key not in self._parameters:
+            self._parameters[key] = parameters_of(self.model, graph, self.training)
+        return self._parameters[key]
+
+    def trained(self, graph: Graph) -> Trained:
+        """Parameters of one graph that get a gradient (cached)."""
+        key = id(graph)
+        if key not in self._trained:
+            self._trained[key] = trained_of(self.model, graph, self.training)
+        return self._trained[key]
+
+    def layer_parameters(self, layer: int, seen: set[str]) -> Parameters:
+        """Parameters of one layer on one rank, without tables (scopes) in ``seen``."""
+        graph = self.stages.graph(layer)
+        key = id(graph)
+        if key not in self._scopes:
+            self._scopes[key] = frozenset(w.scope for w in graph.weights if w.scope)
+        scopes = self._scopes[key]
+        if not scopes:
+            return self.parameters(graph)
+        return parameters_of(self.model, graph, self.training, seen)
+
+    def shapes(self, graph: Graph) -> frozenset[tuple[int, ...]]:
+        """Shapes of the weights of matrix products in one graph, on one rank (cached)."""
+        key = id(graph)
+        if key not in self._shapes:
+            self._shapes[key] = frozenset(
+                tuple(int(dim.value(self.model.sizes)) for dim in weight.shape)
+                for op in graph.ops
+                if op.kind == "linear"
+                for weight in op.weights
+                if len(weight.shape) > 1
+            )
+        return self._shapes[key]
+
+    def working(self, graph: Graph, layer: int, chunk: range, way: Offloading = "stays") -> Working:
+        """Working set of one layer under its policy (cached)."""
+        policy = self.stages.layer_policy(layer, chunk)
+        key = (id(graph), policy.name, way)
+        if key not in self._working:
+            self._working[key] = working(
+                self.model,
+                self.stages.outcome(graph, policy),
+                self.options,
+                whole=policy.whole,
+                away=None if way == "stays" else self.away(layer, chunk),
+                ahead=way == "ahead",
+            )
+        return self._working[key]
+
+    def away(self, layer: int, chunk: range) -> Away:
+        """What the offloaded modules of one layer send to the host (cached)."""
+        graph = self.stages.graph(layer)
+        policy = self.stages.layer_policy(layer, chunk)
+        key = (id(graph), policy.name)
+        if key not in self._away:
+            modules = set(self.training.offload_modules)
+            if self.model.context.workload.kernels.moe_grouped_gemm == "off":
+                # experts one after another (SequentialMLP) have no hooks
+                modules -= {"expert_fc1", "moe_act"}
+            self._away[key] = away(
+                self.stages.outcome(graph, policy),
+                modules,
+                self.training.offload_elements,
+                self.model.sizes,
+            )
+        return self._away[key]
+
+    def parts(self, chunk: range, ends: Ends, *, ahead: bool = True) -> tuple[Part, ...]:
+        """The parts of one chunk with its ends in model order; equal neighbours folded.
+
+        Where modules are offloaded, ``ahead`` says whether they come back a layer ahead.
+        """
+        if self.training.offload_modules and len(chunk):
+            return self._offloaded(chunk, ends, ahead=ahead)
+        if self.training.offload_layers:
+            return self._layers_offloaded(chunk, ends)
+        return self._parts(chunk, ends, "stays")
+
+    def _offloaded(self, chunk: range, ends: Ends, *, ahead: bool) -> tuple[Part, ...]:
+        """Parts of a chunk whose modules are offloaded.
+
+        The last layer of a chunk that runs backward at once stays (should_bulk_offload); with
+        prediction layers that is the last of those, and all of them are taken to stay. Between two
+        backwards of a pipeline the groups of the layer that comes next are back already
+        (pre_reload_last_layer).
+        """
+        layout = self.model.context.layout
+        _, last = ends
+        parts = self._parts(chunk, ends, "ahead" if ahead else "asked")
+        if not ahead:
+            return parts
+        waiting = next(part.host for part in reversed(parts) if part.first >= 0)
+        if last and not self.model.mtp:
+            parts = self._last_stays(parts, chunk)
+        if last and layout.vpp == 1:
+            return parts
+        return tuple(
+            replace(
+                part,
+                forward=part.forward + waiting,
+                backward=part.backward + (waiting if part.name == "embedding" else 0),
+            )
+            for part in parts
+        )
+
+    def _layers_offloaded(self, chunk: range, ends: Ends) -> tuple[Part, ...]:
+        """Parts of all layers, the first of which are offloaded.
+
+        Of L layers with n offloaded, layer i has left when layer L - n + i begins forward, and
+        comes back when layer L - 1 - n + i begins backward: L - n layers are there at any time,
+        the running one included (cpu_offload.py _default_offload_sync_init).
+        """
+        count = self.training.offload_layers
+        gone = [
+            self._sum(graph, whole_layer(self.stages.outcome(graph), self.model.sizes))
+            for graph in (self.stages.graph(layer) for layer in chunk)
+        ]
+        waiting = sum(gone[count + 1 :])
+        found: list[Part] = []
+        for part in self._parts(chunk, ends, "stays"):
+            begin = part.first - chunk.start
+            leaving = min(part.count, count - begin) if part.first >= 0 else 0
+            if leaving > 0:
+                found.append(
+                    replace(
+                        part,
+                        count=leaving,
+                        stored=part.stored - gone[begin],
+                        forward=part.forward + waiting,
+                        backward=part.backward + waiting,
+                        host=gone[begin],
+                    )
+                )
+            if leaving < part.count:
+                rest = max(0, leaving)
+                first = part.first + rest if part.first >= 0 else part.first
+                found.append(
+                    replace(
+                        part,
+                        name=f"layer {first}" if part.first >= 0 else part.name,
+                        count=part.count - rest,
+                        first=first,
+                    )
+                )
+        return tuple(found)
+
+    def _last_stays(self, parts: Sequence[Part], chunk: range) -> tuple[Part, ...]:
+        index = max(i for i, part in enumerate(parts) if part.first >= 0)
+        group = parts[index]
+        before = [replace(group, count=group.count - 1)] if group.count > 1 else []
+        stays = self._layer(chunk[-1], 1, chunk, "stays")
+        alone = len(chunk) == 1
+        found = stays if alone else replace(stays, backward=max(stays.backward, group.backward))
+        return (*parts[:index], *before, found, *parts[index + 1 :])
+
+    def _parts(self, chunk: range, ends: Ends, way: Offloading) -> tuple[Part, ...]:
+        found: list[Part] = []
+        first, last = ends
+        if first:
+            found.append(self._end("embedding", self.model.embedding))
+        found += self._segments(chunk, way)
+        if last:
+            if self.model.mtp:
+                for _ in range(self.model.mtp.count):
+                    found.append(self._end("prediction layer", self.model.mtp.graph))
+            found.append(self._end("head and loss", self.model.head))
+        return tuple(found)
+
+    def _segments(self, chunk: range, way: Offloading) -> Iterator[Part]:
+        policy = self.stages.policy
+        if policy.whole and policy.segment > 1:
+            for segment in self.stages.segments(chunk):
+                yield self._segment(segment.layers, segment.stored_bytes, chunk)
+            return
+
+        def kind(layer: int) -> tuple[int, str]:
+            return id(self.stages.graph(layer)), self.stages.layer_policy(layer, chunk).name
+
+        for _, group in groupby(chunk, key=kind):
+            layers = list(group)
+            yield self._layer(layers[0], len(layers), chunk, way)
+
+    def _layer(self, layer: int, count: int, chunk: range, way: Offloading) -> Part:
+        graph = self.stages.graph(layer)
+        policy = self.stages.layer_policy(layer, chunk)
+        size = self.stages.layer_bytes(graph, policy)
+        work = self.working(graph, layer, chunk, way)
+        stored = kept = size.stored
+        host = 0
+        if way != "stays":
+            gone = self.away(layer, chunk)
+            stored = kept = stored - self._sum(graph, gone.leaving)
+            host = self._sum(graph, gone.copied)
+        if self.training.offload == "activations":
+            stored = 0
+        extra = size.stored - self._own_stored(graph, layer, chunk)
+        return Part(
+            name=f"layer {layer}",
+            count=count,
+            first=layer,
+            layers=1,
+            stored=stored,
+            forward=max(kept, work.forward + max(0, extra)),
+            backward=max(kept, work.backward + max(0, extra)),
+            reruns=bool(self.stages.outcome(graph, policy).rerun),
+            forward_at=work.forward_at,
+            backward_at=work.backward_at,
+            parameters=self.parameters(graph),
+            trained=self.trained(graph),
+            shapes=self.shapes(graph),
+            host=host,
+        )
+
+    def _own_stored(self, graph: Graph, layer: int, chunk: range) -> int:
+        """Stored bytes without the copies that a replicated or split boundary makes or saves."""
+        outcome = self.stages.outcome(graph, self.stages.layer_policy(layer, chunk))
+        return self._sum(graph, outcome.stored)
+
+    def _segment(self, layers: range, stored: int, chunk: range) -> Part:
+        """Layers that re-run together: all they save is alive when their backward begins."""
+        graphs = [self.stages.graph(layer) for layer in layers]
+        works = [self.working(g, layer, chunk) for g, layer in zip(graphs, layers, strict=True)]
+        saved = [self.stages.layer_bytes(graph).saved for graph in graphs]
+        total = self.parameters(graphs[0])
+        for graph in graphs[1:]:
+            total = total + self.parameters(graph)
+        return Part(
+            name=f"layers {layers.start}-{layers.stop - 1}",
+            count=1,
+            first=layers.start,
+            layers=len(layers),
+            stored=stored,
+            forward=stored + max(work.forward for work in works),
+            backward=sum(saved[:-1]) + works[-1].backward,
+            reruns=True,
+            forward_at=works[0].forward_at,
+            backward_at=works[-1].backward_at,
+            parameters=total,
+            trained=_together([self.trained(graph) for graph in graphs]),
+            shapes=frozenset().union(*(self.shapes(graph) for graph in graphs)),
+        )
+
+    def _end(self, name: str, graph: Graph) -> Part:
+        outcome = layer_outcome(self.model, graph, NONE)
+        work = working(self.model, outcome, self.options)
+        stored = outcome.sizes(self.model.sizes).stored
+        forward, backward = work.forward, work.backward
+        if name != "embedding":
+            stored, forward, backward = self._loss(graph, stored, forward, backward)
+        return Part(
+            name=name,
+            count=1,
+            first=-1,
+            layers=0,
+            stored=stored,
+            forward=max(stored, forward),
+            backward=max(stored, backward),
+            reruns=False,
+            forward_at=work.forward_at,
+            backward_at=work.backward_at,
+            parameters=self.parameters(graph),
+            trained=self.trained(graph),
+            shapes=self.shapes(graph),
+        )
+
+    def _loss(self, graph: Graph, stored: int, forward: int, backward: int) -> tuple[int, int, int]:
+        """Stored, forward and backward bytes of the head where the loss works in parts.
+
+        A chunked loss still keeps every logit's log-probability, and shrinks what it makes on the
+        way; a compiled one keeps the logits instead; a fused one keeps no logit at all and runs
+        the head again for each part.
+        """
+        how, compiled = self.training.loss, self.training.compiled_loss
+        if how not in ("chunked", "fused") and not compiled:
+            return stored, forward, backward
+        names = [n for n, t in graph.tensors.items() if any("v" in d.symbols() for d in t.shape)]
+        kept = set(graph.saved)
+        saved = sum(self._size(graph, name) for name in names if name in kept)
+        logits = sum(self._size(graph, name) for name in names if name not in kept)
+        parts = self.training.loss_chunks
+        if compiled and how != "fused":
+            # kept: logits instead of log-probabilities; made: their gradient, of the same type
+            kept_now = stored - saved + logits
+            made = -(-logits // parts) if how == "chunked" else logits
+            return kept_now, kept_now, kept_now + made
+        if how == "fused":
+            rest = stored - saved
+            return (
+                rest,
+                rest + -(-(forward - rest) // parts),
+                rest + -(-(backward - rest) // parts),
+            )
+        base = stored + logits
+        return (
+            stored,
+            base + -(-max(0, forward - base) // parts),
+            base + -(-max(0, backward - base) // parts),
+        )
+
+    def _sum(self, graph: Graph, names: Iterable[str]) -> int:
+        return sum(self._size(graph, name) for name in names)
+
+    def _size(self, graph: Graph, name: str) -> int:
+        return int(graph.tensors[name].bytes.value(self.model.sizes))
+
+
+def _together(every: Sequence[Trained]) -> Trained:
+    shared = {scope: count for each in every for scope, count in each.shared}
+    return Trained(sum(each.own for each in every), tuple(sorted(shared.items())))
+
+
+def first_gradients(parts: Sequence[Part]) -> tuple[tuple[int, int], ...]:
+    """For each part the parameters whose gradients its backward is the first to make.
+
+    A pair: those of each occurrence, and those that its last occurrence makes for all (weights
+    that occurrences share). Backward runs from the last part to the first, and a weight that
+    several parts have (a tied table) has its gradient from the first backward on.
+    """
+    known: set[str] = set()
+    found = []
+    for part in reversed(parts):
+        fresh = {scope: count for scope, count in part.trained.shared if scope not in known}
+        known |= set(fresh)
+        found.append((part.trained.own, sum(fresh.values())))
+    return tuple(reversed(found))
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The highest moments of one chunk relative to what it stores whole, with their names."""
+
+    stored: int
+    forward: int
+    forward_at: str
+    backward: int
+    backward_at: str
+    backward_absent: int
+    """Bytes of gradients not yet made at the highest moment of backward."""
+
+
+def chunk_moments(
+    parts: Sequence[Part],
+    gradient: float,
+    *,
+    persistent: bool,
+    made: Sequence[tuple[int, int]] | None = None,
+) -> Moments:
+    """The highest forward and backward moment of a chunk.
+
+    ``gradient`` is the bytes of one parameter's gradient on a rank (a fraction if sharded). Where
+    gradients are not persistent, those of parts whose backward has not ended do not exist yet.
+    ``made`` is what :func:`first_gradients` says of the parts, where other chunks of the stage
+    share weights with them.
+    """
+    whole = sum(part.stored * part.count for part in parts)
+    grads = first_gradients(parts) if made is None else made
+    pairs = list(zip(parts, grads, strict=True))
+    most = round(sum(own * part.count + tail for part, (own, tail) in pairs) * gradient)
+    forward, forward_at, backward, backward_at = 0, "", 0, ""
+    # The first part's backward beats this whatever is absent then, unless there are no parts.
+    before, absent, chosen = 0, 0, most + 1 if parts else 0
+    for part, (own, tail) in pairs:
+        prefix = before + part.stored * (part.count - 1)
+        if prefix + part.forward > forward or not forward_at:
+            forward = prefix + part.forward
+            forward_at = _name(part, part.count - 1, "forward")
+        last = 0 if persistent else round((absent + own * part.count + tail) * gradient)
+        if prefix + part.backward - last > backward - chosen:
+            backward, chosen = prefix + part.backward, last
+            backward_at = _name(part, part.count - 1, "backward")
+        if part.count > 1 and not persistent:
+            missing = round((absent + own) * gradient)
+            if before + part.backward - missing > backward - chosen:
+                backward, chosen = before + part.backward, missing
+                backward_at = _name(part, 0, "backward")
+        before += part.stored * part.count
+        absent += own * part.count + tail
+    return Moments(whole, forward - whole, forward_at, backward - whole, backward_at, chosen)
+
+
+def _name(part: Part, index: int, way: str) -> str:
+    name = part.name
+    if part.first >= 0 and part.layers == 1:
+        name = f"layer {part.first + index}"
+    if way == "forward":
+        if part.first < 0:
+            what = ": all logits at once" if name == "head and loss" else ""
+            return f"at the end of forward, in {name}{what}"
+        return f"in forward of {name}"
+    if part.first < 0:
+        what = ": logits and their gradient" if name == "head and loss" else ""
+        return f"in backward of {name}{what}"
+    if not part.reruns:
+        return f"in backward of {name}"
+    if part.layers > 1:
+        return f"in backward of {name}: re-running {part.layers} whole layers"
+    what = "one whole layer" if part.backward_at == "re-run" else "its modules"
+    return f"in backward of {name}: re-running {what}"

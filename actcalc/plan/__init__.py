@@ -1,0 +1,1 @@
+"""Planning a run: options per layer, named policies, changes."""

@@ -1,0 +1,135 @@
+"""What to change where no plan fits, by what fills the GPU: states of the weights, or activations.
+
+Re-running can only lower what layers store. Where weights, gradients and optimizer states are the
+larger part, what helps is to shard them (ZeRO: Rajbhandari et al. 2020, section 5), to keep fewer
+bytes of them (8-bit moments: Dettmers et al. 2021; adapters: Hu et al. 2021) or to keep them in
+host memory (ZeRO-Offload: Ren et al. 2021). Every change is planned, none is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from actcalc.answers.plan import ChangeFigure, RunPlan, rest_of_stages
+from actcalc.errors import SpecError
+from actcalc.plan.planner import MemoryModel, PlanSettings, RunPlanner, Semantics
+from actcalc.specs.check import check
+from actcalc.specs.run import Run
+
+_RANK = 16  # of the adapters that are proposed; Hu et al. 2021 use 1 to 64
+_REPLICAS = 8  # GPUs of one node, over which states are proposed to be sharded
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanStates:
+    """How the weights of a planned run are trained, and what that keeps on its fullest stage."""
+
+    training: dict[str, Any]
+    """Fields of ``specs.Training``."""
+    recipe: dict[str, Any]
+    """Bytes per parameter of each copy."""
+    layout: dict[str, Any]
+    """The layout's fields."""
+    workload: dict[str, Any]
+    """The workload's fields."""
+    weights_bytes: int
+    """Weights."""
+    gradients_bytes: int
+    """Gradients."""
+    optimizer_bytes: int
+    """Optimizer states, master weights among them."""
+
+    @property
+    def total_bytes(self) -> int:
+        """All three."""
+        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+
+
+def states_of(run: Run) -> PlanStates:
+    """The states that ``run`` keeps beside its activations, on the stage that keeps most."""
+    from actcalc.memory.report import memory_run
+
+    report = memory_run(replace(run, policies=("none",)))
+    most = max(
+        report.stages,
+        key=lambda one: one.weights_bytes + one.gradients_bytes + one.optimizer_bytes,
+    )
+    return PlanStates(
+        training=report.training,
+        recipe=report.recipe,
+        layout=report.layout,
+        workload=report.workload,
+        weights_bytes=most.weights_bytes,
+        gradients_bytes=most.gradients_bytes,
+        optimizer_bytes=most.optimizer_bytes,
+    )
+
+
+def relieved(run: Run, result: RunPlan) -> RunPlan:
+    """An infeasible plan of the whole GPU with the changes that act on what is no recomputation.
+
+    Each is planned as the run itself would be; one that does not lower the least memory, or that
+    the run cannot have, is left out. A plan that fits, of activations alone, or by a method to
+    compare with, is as it was.
+    """
+    if result.feasible or result.activations_only or result.method != "optimal":
+        return result
+    settings = PlanSettings(
+        memory_model=cast(MemoryModel, result.memory_model),
+        semantics=cast(Semantics, result.semantics),
+        offload=result.offload,
+    )
+    known = {figure.change for figure in result.changes}
+    found = list(result.changes)
+    least = result.smallest_memory_bytes or 0
+    for change, changed in candidates(run):
+        if change in known:
+            continue
+        with suppress(SpecError):
+            check(changed.model, changed.layout, changed.workload)
+            rests = rest_of_stages(changed, settings)
+            needed = RunPlanner(changed, replace(settings, rests=rests)).smallest
+            if needed < least:
+                found.append(ChangeFigure(change=change, smallest_memory_bytes=needed))
+    found.sort(key=lambda figure: figure.smallest_memory_bytes)
+    return replace(result, changes=tuple(found))
+
+
+def candidates(run: Run) -> Iterator[tuple[str, Run]]:
+    """Runs that keep fewer bytes of states, or have fewer layers or tokens on a GPU.
+
+    Each comes with the flags that make it; not all need be possible.
+    """
+    yield from _states(run)
+    layout, work = run.layout, run.workload
+    if run.framework.kernels.get("layer") != "hub":
+        stages = 2 * layout.pp
+        if not layout.layers_per_stage:
+            yield f"--pp {stages}", replace(run, layout=layout.model_copy(update={"pp": stages}))
+    if work.seq % 2 == 0:
+        half = work.seq // 2
+        yield f"--seq {half}", replace(run, workload=work.model_copy(update={"seq": half}))
+
+
+def _states(run: Run) -> Iterator[tuple[str, Run]]:
+    layout, training = run.layout, run.training
+    if layout.dp * layout.cp > 1:
+        if layout.zero < 3:
+            yield "--zero 3", replace(run, layout=layout.model_copy(update={"zero": 3}))
+    else:
+        update = {"dp": _REPLICAS, "zero": max(1, layout.zero)}
+        for zero in range(update["zero"], 4):
+            sharded = layout.model_copy(update={**update, "zero": zero})
+            yield f"--dp {_REPLICAS} --zero {zero}", replace(run, layout=sharded)
+    changes: list[tuple[str, dict[str, Any]]] = []
+    if training.optimizer in ("adam", "adamw"):
+        changes.append(("--optimizer adam8bit", {"optimizer": "adam8bit"}))
+    if training.offload == "none" and training.optimizer != "none":
+        changes.append(("--offload-states optimizer", {"offload": "optimizer"}))
+    if not training.lora_rank:
+        changes.append((f"--lora-rank {_RANK}", {"lora_rank": _RANK}))
+    for change, fields in changes:
+        yield change, replace(run, training=training.model_copy(update=fields))

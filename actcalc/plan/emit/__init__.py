@@ -1,0 +1,1 @@
+"""Plans as settings and code, one module per target."""

@@ -1,0 +1,1 @@
+"""Planning layers measured from a module of the user's own."""

@@ -1,0 +1,57 @@
+"""Every saved tensor of one layer: who saves it, its shape, formula and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actcalc.layers.core.graph import Graph
+from actcalc.layers.model import ModelGraph
+from actcalc.policy.outcome import LayerOutcome
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One stored tensor. ``bytes`` on one rank for one micro-batch."""
+
+    layer: str
+    module: str
+    op: str
+    tensor: str
+    shape: str
+    formula: str
+    dtype: str
+    bytes: int
+    shared_with: tuple[str, ...]
+
+
+def leaves(
+    model: ModelGraph, label: str, outcome: LayerOutcome, *, shared: bool = False
+) -> tuple[Leaf, ...]:
+    """The stored tensors of one layer under a policy; their bytes sum to what it stores.
+
+    With ``shared`` those that exist once for all layers instead.
+    """
+    graph = outcome.graph
+    names = [n for n in graph.saved if n in graph.shared] if shared else outcome.stored
+    return tuple(_leaf(model, label, graph, outcome, name) for name in names)
+
+
+def _leaf(model: ModelGraph, label: str, graph: Graph, outcome: LayerOutcome, name: str) -> Leaf:
+    tensor = graph.tensors[name]
+    again = {op.name for op in outcome.rerun}
+    savers = [op for op in graph.savers.get(name, ()) if op.name not in again]
+    readers = [op for op in graph.ops if op.name in again and name in op.inputs]
+    keepers = savers or readers
+    group = keepers[0].group if keepers else "layer"
+    size = tensor.bytes * outcome.copies
+    return Leaf(
+        layer=label,
+        module=group,
+        op=keepers[0].name if keepers else "input",
+        tensor=name,
+        shape=tensor.shape_text,
+        formula=size.formula(),
+        dtype=tensor.dtype.label,
+        bytes=int(size.value(model.sizes)),
+        shared_with=tuple(op.name for op in keepers[1:]),
+    )

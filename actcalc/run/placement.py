@@ -1,0 +1,111 @@
+"""Which layers live on which pipeline stage, and how many microbatches each stage holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from actcalc.errors import SpecError
+from actcalc.specs import Layout, Workload
+from actcalc.specs.layout import TWO_CHUNKS
+
+Chunks = tuple[range, ...]
+Ends = tuple[bool, bool]
+"""Whether a chunk holds the embedding, and whether it holds the head."""
+
+
+def placement(layers: int, layout: Layout) -> tuple[Chunks, ...]:
+    """For each stage its chunks, each a range of layer indices in model order.
+
+    Chunk j of stage r is virtual stage j·pp + r (Narayanan et al. 2021 §2.2); in V shapes the
+    second chunk runs back through the stages, and DualPipe keeps each slice twice. An explicit
+    ``layers_per_stage`` lists virtual stages in model order; else layers are split evenly.
+    Raises ``SpecError`` where that leaves layers without a place.
+    """
+    stages = layout.slices
+    counts = layout.layers_per_stage or (layers // stages,) * stages
+    if sum(counts) != layers:
+        raise SpecError(
+            f"{layout.cut} does not divide {layers} layers", "say how with layers_per_stage"
+        )
+    starts = [sum(counts[:index]) for index in range(stages)]
+    virtual = [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
+    return tuple(tuple(virtual[index] for index in stage) for stage in _slices(layout))
+
+
+def ends(layout: Layout) -> tuple[tuple[Ends, ...], ...]:
+    """For each stage and each of its chunks which ends of the model it holds.
+
+    The embedding lives on the first slice and the head on the last, whatever layers they have:
+    none at all where each counts as a layer of its own (Megatron's
+    --account-for-embedding-in-pipeline-split, or ``E|...|L`` of --pipeline-model-parallel-layout).
+    """
+    last = layout.slices - 1
+    return tuple(tuple((index == 0, index == last) for index in stage) for stage in _slices(layout))
+
+
+def _slices(layout: Layout) -> tuple[tuple[int, ...], ...]:
+    """For each stage the slices of the model that its chunks hold, counted in model order."""
+    stages = range(layout.pp)
+    if layout.pipeline not in TWO_CHUNKS:
+        return tuple(
+            tuple(chunk * layout.pp + stage for chunk in range(layout.vpp)) for stage in stages
+        )
+    from actcalc.run.schedule import chunks_per_stage, slice_of
+
+    chunks = range(chunks_per_stage(layout.pipeline, layout.vpp))
+    return tuple(
+        tuple(slice_of(layout.pipeline, layout.pp, stage, chunk, layout.vpp) for chunk in chunks)
+        for stage in stages
+    )
+
+
+def microbatches(layout: Layout, workload: Workload) -> int:
+    """Microbatches each replica runs per step; without a global batch enough to fill the pipeline.
+
+    ``pp`` microbatches fill every schedule here (2·pp for DualPipe, whose two streams each need
+    pp).
+    """
+    if workload.global_batch:
+        return workload.global_batch // (workload.micro_batch * layout.dp)
+    return layout.pp * (2 if layout.pipeline.startswith("dualpipe") else 1)
+
+
+def held(layout: Layout, count: int) -> tuple[tuple[int, ...], ...]:
+    """For each stage and each of its chunks: microbatches whose activations it holds at its peak.
+
+    Counted by running the schedule, see :mod:`actcalc.run.schedule`.
+    """
+    if layout.pp == 1:
+        return ((1,) * layout.vpp,)
+    from actcalc.run.schedule import in_flight_by_chunk
+
+    group = layout.microbatch_group
+    moments = in_flight_by_chunk(layout.pipeline, layout.pp, count, layout.vpp, group=group)
+    return tuple(
+        tuple(a + w for a, w in zip(moment.activations, moment.stashes, strict=True))
+        for moment in moments
+    )
+
+
+def plain_moments(schedule: str, pp: int, count: int, stage: int) -> Iterator[tuple[str, int]]:
+    """The kinds of work of a stage with one chunk, each with the micro-batches it holds meanwhile.
+
+    Runs the order of 1F1B (warm-up forwards, one forward and one backward in turn, the rest of
+    the backwards) or GPipe (all forwards, then all backwards); the same as
+    :func:`actcalc.run.schedule.moments` yields for them, without loading NumPy. Any number of
+    micro-batches beyond the pipeline's depth only repeats the middle of 1F1B.
+    """
+    many = min(count, pp + 1) if schedule == "1f1b" else count
+    if schedule == "gpipe":
+        yield "F", many
+        yield "B", many
+        return
+    ahead = min(pp - stage - 1, many)
+    order = "F" * ahead + "FB" * (many - ahead) + "B" * ahead
+    alive, seen = 0, set()
+    for kind in order:
+        alive += kind == "F"
+        if (kind, alive) not in seen:
+            seen.add((kind, alive))
+            yield kind, alive
+        alive -= kind == "B"
