@@ -20,7 +20,7 @@ from actcalc.layers.model import ModelGraph
 from actcalc.memory.states import Parameters, Trained, parameters_of, trained_of
 from actcalc.memory.working import Options, Working, working
 from actcalc.policy.offload import Away, away, whole_layer
-from actcalc.policy.outcome import layer_outcome
+from actcalc.policy.outcome import LayerOutcome, layer_outcome
 from actcalc.policy.rules import NONE
 from actcalc.policy.stage import StagePolicy
 from actcalc.run.placement import Ends
@@ -333,26 +333,26 @@ class Timeline:
     def _layer(self, layer: int, count: int, chunk: range, way: Offloading) -> Part:
         graph = self.stages.graph(layer)
         policy = self.stages.layer_policy(layer, chunk)
-        size = self.stages.layer_bytes(graph, policy)
+        outcome = self.stages.outcome(graph, policy)
         work = self.working(graph, layer, chunk, way)
-        stored = kept = size.stored
-        host = 0
+        leaving = host = 0
         if way != "stays":
             gone = self.away(layer, chunk)
-            stored = kept = stored - self._sum(graph, gone.leaving)
+            leaving = self._sum(graph, gone.leaving)
             host = self._sum(graph, gone.copied)
+        size = self.stages.layer_bytes(graph, policy)
+        stored, forward, backward = self.alive(outcome, size.stored, work, leaving)
         if self.training.offload == "activations":
             stored = 0
-        extra = size.stored - self._own_stored(graph, layer, chunk)
         return Part(
             name=f"layer {layer}",
             count=count,
             first=layer,
             layers=1,
             stored=stored,
-            forward=max(kept, work.forward + max(0, extra)),
-            backward=max(kept, work.backward + max(0, extra)),
-            reruns=bool(self.stages.outcome(graph, policy).rerun),
+            forward=forward,
+            backward=backward,
+            reruns=bool(outcome.rerun),
             forward_at=work.forward_at,
             backward_at=work.backward_at,
             parameters=self.parameters(graph),
@@ -361,10 +361,17 @@ class Timeline:
             host=host,
         )
 
-    def _own_stored(self, graph: Graph, layer: int, chunk: range) -> int:
-        """Stored bytes without the copies that a replicated or split boundary makes or saves."""
-        outcome = self.stages.outcome(graph, self.stages.layer_policy(layer, chunk))
-        return self._sum(graph, outcome.stored)
+    def alive(
+        self, outcome: LayerOutcome, size: int, work: Working, leaving: int = 0
+    ) -> tuple[int, int, int]:
+        """Bytes that one layer stores, and the most it has alive in forward and in backward.
+
+        ``leaving`` bytes of the ``size`` it stores are in host memory between the two. Copies that
+        a replicated boundary makes are stored beside the layer's own tensors.
+        """
+        copies = max(0, size - self._sum(outcome.graph, outcome.stored))
+        stored = size - leaving
+        return stored, max(stored, work.forward + copies), max(stored, work.backward + copies)
 
     def _segment(self, layers: range, stored: int, chunk: range) -> Part:
         """Layers that re-run together: all they save is alive when their backward begins."""
