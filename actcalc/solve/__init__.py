@@ -6,9 +6,10 @@ Plan a graph of your own::
 
     plan = solve(parse_problem(json.load(open("problem.json"))))
 
-``problem`` says what a problem is, ``frontier`` finds every sensible way to run one layer,
-``knapsack``, ``timeline`` and ``chains`` choose one for each layer, ``stack`` puts them together,
-and ``methods`` has the heuristics to compare with.
+``problem`` says what a problem is, ``frontier`` finds every sensible way to run one layer, and
+``stack`` chooses one for each layer: by stored bytes and the largest working set (``unordered``),
+with chains of layers (``chained``), or moment by moment (``stage`` says what a GPU holds at every
+moment of a step, ``fit`` and ``order`` search it). ``heuristics`` has methods to compare with.
 """
 
 from importlib import import_module
@@ -17,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from actcalc.solve.frontier import LayerFrontier, LayerOption, layer_frontier
     from actcalc.solve.heuristics import greedy, sqrt
-    from actcalc.solve.knapsack import Option, OptionSet
+    from actcalc.solve.layers import LayerGroup, layer_chain, layer_options, problem_groups
+    from actcalc.solve.options import Option, OptionSet
+    from actcalc.solve.plans import Certificate, Plan, PlanGroup, TradeOff
     from actcalc.solve.problem import (
         PEAK_MODELS,
         PeakModel,
@@ -28,15 +31,7 @@ if TYPE_CHECKING:
     )
     from actcalc.solve.segments import Chain
     from actcalc.solve.stack import (
-        Certificate,
-        LayerGroup,
-        Plan,
-        PlanGroup,
-        TradeOff,
         even_budgets,
-        layer_chain,
-        layer_options,
-        problem_groups,
         smallest_budget,
         solve,
         solve_groups,
@@ -44,28 +39,28 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
-    "Certificate": "actcalc.solve.stack",
+    "Certificate": "actcalc.solve.plans",
     "Chain": "actcalc.solve.segments",
     "LayerFrontier": "actcalc.solve.frontier",
-    "LayerGroup": "actcalc.solve.stack",
+    "LayerGroup": "actcalc.solve.layers",
     "LayerOption": "actcalc.solve.frontier",
-    "Option": "actcalc.solve.knapsack",
-    "OptionSet": "actcalc.solve.knapsack",
+    "Option": "actcalc.solve.options",
+    "OptionSet": "actcalc.solve.options",
     "PEAK_MODELS": "actcalc.solve.problem",
     "PeakModel": "actcalc.solve.problem",
-    "Plan": "actcalc.solve.stack",
-    "PlanGroup": "actcalc.solve.stack",
+    "Plan": "actcalc.solve.plans",
+    "PlanGroup": "actcalc.solve.plans",
     "PlanLayer": "actcalc.solve.problem",
     "PlanOp": "actcalc.solve.problem",
     "Problem": "actcalc.solve.problem",
-    "TradeOff": "actcalc.solve.stack",
+    "TradeOff": "actcalc.solve.plans",
     "even_budgets": "actcalc.solve.stack",
     "greedy": "actcalc.solve.heuristics",
-    "layer_chain": "actcalc.solve.stack",
+    "layer_chain": "actcalc.solve.layers",
     "layer_frontier": "actcalc.solve.frontier",
-    "layer_options": "actcalc.solve.stack",
+    "layer_options": "actcalc.solve.layers",
     "parse_problem": "actcalc.solve.problem",
-    "problem_groups": "actcalc.solve.stack",
+    "problem_groups": "actcalc.solve.layers",
     "smallest_budget": "actcalc.solve.stack",
     "solve": "actcalc.solve.stack",
     "solve_groups": "actcalc.solve.stack",

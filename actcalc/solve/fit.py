@@ -1,9 +1,9 @@
 """The cheapest choice for a stage within a budget, with a proof; and the least budget with one.
 
 1. **One moment at a time.** Counting memory at one moment alone (while one layer runs, or with all
-   layers of a chunk stored) leaves a knapsack with one constraint: its optimum is a lower bound. Its
-   plan, laid out with the largest working sets first, is measured in full; where it fits, it is the
-   optimum. Else the moment it exceeds most is tried next.
+   layers of a chunk stored) leaves a knapsack with one constraint: its optimum is a lower bound.
+   Its plan, laid out with the largest working sets first, is measured in full; where it fits, it is
+   the optimum. Else the moment it exceeds most is tried next.
 2. **A plan to beat.** The same knapsacks with as much less room as their plans exceed.
 3. **Search.** :func:`actcalc.solve.order.search` rules out, or finds, everything in between.
 """
@@ -231,9 +231,7 @@ class _Fit:
         choice: Choice = [[ways.cheapest for ways in row] for row in self.problem.layers]
         for slots, chosen in zip(knapsack.slots, picks, strict=True):
             ways = self.problem.layers[slots[0][0]][slots[0][1]]
-            ranked = sorted(
-                (i for i, n in chosen for _ in range(n)), key=lambda i: -_more(ways, i)
-            )
+            ranked = sorted((i for i, n in chosen for _ in range(n)), key=lambda i: -_more(ways, i))
             for (chunk, layer), i in zip(slots, ranked, strict=True):
                 choice[chunk][layer] = i
         return cost + knapsack.free, choice, states

@@ -10,22 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from actcalc.solve.beside import beside_of
 from actcalc.solve.frontier import LayerOption, layer_option
+from actcalc.solve.layers import LayerGroup, layer_chain, layer_options
+from actcalc.solve.plans import Plan, PlanGroup, assemble, infeasible, plan_group
 from actcalc.solve.problem import PlanLayer, Problem
-from actcalc.solve.rest import rest_of
 from actcalc.solve.segments import Chain, ChainPath, Position, Step
-from actcalc.solve.stack import (
-    LayerGroup,
-    Plan,
-    PlanGroup,
-    assemble,
-    infeasible,
-    layer_chain,
-    layer_options,
-    plan_group,
-    solve,
-)
-from actcalc.solve.timeline import timeline_peak
+from actcalc.solve.stack import solve
+from actcalc.solve.stage import Held, line, peak
 
 
 def sqrt(problem: Problem, chains: Mapping[str, Chain] | None = None) -> Plan:
@@ -57,7 +49,7 @@ def sqrt(problem: Problem, chains: Mapping[str, Chain] | None = None) -> Plan:
         # Chains are outside the space of the other models, so their optimum is no bound here;
         # stored bytes alone are a lower bound on the peak in each of them.
         path = ChainPath([Position(g.options, problem.inflight, g.chain) for g in owner], longest)
-        bound = path.stored_bound(problem.budget_bytes - rest_of(problem).head)
+        bound = path.stored_bound(problem.budget_bytes - beside_of(problem).head)
     found: list[tuple[int, Plan]] = []
     for k in range(1, longest + 1):
         units = [
@@ -65,8 +57,7 @@ def sqrt(problem: Problem, chains: Mapping[str, Chain] | None = None) -> Plan:
             for at in range(0, len(owner), k)
         ]
         stored = problem.inflight * sum(u.stored_bytes for u in units)
-        rest = rest_of(problem) if k == 1 else rest_of(problem).of_chains()
-        high = rest.peak(stored, max(u.working_bytes for u in units))
+        high = beside_of(problem).peak(stored, max(u.working_bytes for u in units))
         found.append((high, _plan(problem, units, bound)))
     fitting = [pair for pair in found if pair[1].feasible]
     if fitting:
@@ -84,9 +75,9 @@ def greedy(problem: Problem) -> Plan:
     """
     kinds = [kind for kind, count in problem.stack for _ in range(count)]
     ladders = {kind: _ladder(problem.layer_types[kind]) for kind in set(kinds)}
-    peak = _peaks(problem)
+    highest = _peaks(problem)
     level = [ladders[kind][0].option for kind in kinds]
-    lowest = peak(level)
+    lowest = highest(level)
     taken = dict.fromkeys(ladders, 0)
     while lowest > problem.budget_bytes:
         ready = [k for k in sorted(ladders) if taken[k] + 1 < len(ladders[k])]
@@ -96,7 +87,7 @@ def greedy(problem: Problem) -> Plan:
         taken[kind] += 1
         for at in (i for i, k in enumerate(kinds) if k == kind):
             level[at] = ladders[kind][taken[kind]].option
-            now = peak(level)
+            now = highest(level)
             lowest = min(lowest, now)
             if now <= problem.budget_bytes:
                 break
@@ -153,16 +144,17 @@ def _forbidden(layer: PlanLayer, mask: int) -> bool:
 
 
 def _peaks(problem: Problem) -> Callable[[list[LayerOption]], int]:
-    m, model, rest = problem.inflight, problem.peak_model, rest_of(problem)
+    m, model, beside = problem.inflight, problem.peak_model, beside_of(problem)
 
-    def peak(options: list[LayerOption]) -> int:
-        stored = [o.stored for o in options]
-        working = [o.working for o in options]
+    def highest(options: list[LayerOption]) -> int:
         if model == "timeline":
-            return timeline_peak(stored, working, [m] * len(stored), rest)
-        return rest.peak(m * sum(stored), None if model == "stored" else max(working))
+            held = [Held(o.stored, o.stored, o.stored + o.working) for o in options]
+            found: int = peak(line(m, beside.head), [held])
+            return found
+        stored = m * sum(o.stored for o in options)
+        return beside.peak(stored, None if model == "stored" else max(o.working for o in options))
 
-    return peak
+    return highest
 
 
 def _unit(kind: str, option: LayerOption) -> PlanGroup:
@@ -181,7 +173,7 @@ def _unit(kind: str, option: LayerOption) -> PlanGroup:
 def _plan(problem: Problem, units: list[PlanGroup], bound: int | None) -> Plan:
     return assemble(
         [(unit, problem.inflight) for unit in units],
-        const_bytes=rest_of(problem),
+        const_bytes=beside_of(problem),
         budget_bytes=problem.budget_bytes,
         peak_model=problem.peak_model,
         lower_bound=bound,

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actcalc.solve.frontier import pareto
-from actcalc.solve.knapsack import Menu, Mix
+from actcalc.solve.knapsack import Mix
+from actcalc.solve.options import Menu
 from actcalc.solve.stage import GONE, WHOLE, Limit, StageProblem, Ways
 
 Ints = NDArray[np.int64]
@@ -285,12 +286,11 @@ def _pareto(columns: Sequence[Ints]) -> Ints:
             left = np.flatnonzero(alive)
             if not len(left):
                 break
-            beaten = (some[None] <= part[left][:, None]).all(axis=2).any(axis=1)
+            beaten = np.any(np.all(some[None] <= part[left][:, None], axis=2), axis=1)
             alive[left[beaten]] = False
         left = np.flatnonzero(alive)
         same = part[left]
-        own = (same[None] <= same[:, None]).all(axis=2)
-        own &= np.tri(len(same), k=-1, dtype=bool)
+        own = np.all(same[None] <= same[:, None], axis=2) & np.tri(len(same), k=-1, dtype=bool)
         left = left[~own.any(axis=1)]
         kept = np.concatenate([kept, part[left]])
         found.append(left + start)

@@ -120,7 +120,7 @@ class Problem:
     """Layer kinds, the stack in forward order as runs of one kind, and the memory to fit in.
 
     ``inflight`` is how many micro-batches are stored at once; ``const_bytes`` is everything else
-    in memory, or ``rest`` (a :class:`actcalc.solve.rest.Rest`), moment by moment.
+    in memory, or ``beside`` (a :class:`actcalc.solve.beside.Beside`) tells moments apart.
     ``max_segment`` is the longest chain of layers that may be re-run as one, used by the peak model
     ``stored+working+segments``.
 
@@ -136,7 +136,7 @@ class Problem:
     budget_bytes: int
     peak_model: PeakModel
     max_segment: int = 1
-    rest: Any = None
+    beside: Any = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer_types", MappingProxyType(dict(self.layer_types)))

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from actcalc.solve.knapsack import Menu, OptionSet, mix_of
+from actcalc.solve.knapsack import mix_of
 from actcalc.solve.levels import Relaxed, search_levels
+from actcalc.solve.options import Menu, OptionSet
 
 Ints = NDArray[np.int64]
 

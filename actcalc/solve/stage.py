@@ -5,7 +5,7 @@ holds, beside ``base``, n_c micro-batches of every chunk c, of which one of chun
 one: it has the parts before j stored (``prefix``), part j at work, and nothing after it:
 
     base + sum_c n_c S_c - S_k + prefix_j + forward_j - absent          (kind F)
-    base + sum_c n_c S_c - S_k + prefix_j + backward_j - absent_j       (kind B)
+    base + sum_c n_c S_c - S_k + prefix_j + backward_j - absent_j       (kind B or I)
     base + sum_c n_c S_c                                                (kind W)
 
 S_c is all that chunk c stores; ``absent`` are gradients that do not exist yet. The peak of the
@@ -53,7 +53,7 @@ class Held(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """A kind of work on a stage: F, B or W, of which chunk, and micro-batches held of each."""
+    """A kind of work on a stage (F, B, I or W), of which chunk, and micro-batches held of each."""
 
     kind: str
     chunk: int
@@ -83,34 +83,76 @@ class Gpu:
     absent_forward: int = 0
 
 
-def peak(gpu: Gpu, layers: Sequence[Sequence[Held | Way]]) -> int:
-    """The highest bytes of ``gpu`` whose chunks have these ``layers``, in order."""
-    found = [_highs(ends, parts) for ends, parts in zip(gpu.chunks, layers, strict=True)]
-    high = gpu.floor - gpu.base
-    wholes = [stored for stored, _, _ in found]
+def line(inflight: int, base: int = 0) -> Gpu:
+    """One chunk of layers, of which ``inflight`` micro-batches are held, and ``base`` bytes."""
+    moments = (Moment("F", 0, (inflight,)), Moment("B", 0, (inflight,)))
+    return Gpu(moments, (Ends(),), base)
+
+
+def peak(gpu: Gpu, layers: Sequence[Sequence[Held | Way]], most: Any = max) -> Any:
+    """The highest bytes of ``gpu`` whose chunks have these ``layers``, in order.
+
+    Figures of layers may be arrays, of many plans at once: then ``most`` is ``numpy.maximum``.
+    """
+    found = [_highs(ends, parts, most) for ends, parts in zip(gpu.chunks, layers, strict=True)]
+    high: Any = gpu.floor - gpu.base
     for kind, chunk, held in gpu.moments:
-        now = sum(map(int.__mul__, held, wholes))
+        now: Any = 0
+        for n, (stored, _, _) in zip(held, found, strict=True):
+            now = now + n * stored
         if kind == "F":
-            now += found[chunk][1] - gpu.absent_forward
-        elif kind == "B":
-            now += found[chunk][2]
-        high = max(high, now)
+            now = now + found[chunk][1] - gpu.absent_forward
+        elif kind != "W":
+            now = now + found[chunk][2]
+        high = most(high, now)
     return gpu.base + high
 
 
-def _highs(ends: Ends, layers: Sequence[Held | Way]) -> tuple[int, int, int]:
+def _highs(ends: Ends, layers: Sequence[Held | Way], most: Any) -> tuple[Any, Any, Any]:
     # Stored bytes of a chunk, and its highest forward and backward moment relative to them.
+    stored: Any
+    forward: Any
+    backward: Any
     stored, forward, backward, at = 0, -_FAR, -_FAR, 0
     absent = ends.absent
     for part in (*ends.before, *layers, *ends.after):
         at += part.layers if isinstance(part, Held) else 1
         lacks = absent[at - 1] if absent else 0
-        forward = max(forward, stored + part.forward)
-        backward = max(backward, stored + part.backward - lacks)
-        stored += part.stored
+        forward = most(forward, stored + part.forward)
+        backward = most(backward, stored + part.backward - lacks)
+        stored = stored + part.stored
     if not at:
         return 0, 0, 0
     return stored, forward - stored, backward - stored
+
+
+def layers_at_peak(gpu: Gpu, layers: Sequence[Sequence[Held | Way]]) -> int:
+    """How much of :func:`peak` layers store or have alive, at that moment."""
+    best, mine = gpu.floor, 0
+    own = [[part.stored for part in row] for row in layers]
+    ends = [[part.stored for part in (*one.before, *one.after)] for one in gpu.chunks]
+    for kind, chunk, held in gpu.moments:
+        of_layers = sum(n * sum(row) for n, row in zip(held, own, strict=True))
+        total = gpu.base + of_layers
+        total += sum(n * sum(row) for n, row in zip(held, ends, strict=True))
+        if kind == "W":
+            best, mine = max((best, mine), (total, of_layers))
+            continue
+        rest = total - sum(own[chunk]) - sum(ends[chunk])
+        rest -= gpu.absent_forward if kind == "F" else 0
+        one, at = gpu.chunks[chunk], 0
+        of_layers -= sum(own[chunk])
+        first, last = len(one.before), len(one.before) + len(layers[chunk])
+        for index, part in enumerate((*one.before, *layers[chunk], *one.after)):
+            at += part.layers if isinstance(part, Held) else 1
+            alive = part.forward if kind == "F" else part.backward
+            lacks = one.absent[at - 1] if one.absent and kind != "F" else 0
+            layer = first <= index < last
+            now = (rest + alive - lacks, of_layers + (alive if layer else 0))
+            best, mine = max((best, mine), now)
+            rest += part.stored
+            of_layers += part.stored if layer else 0
+    return mine
 
 
 _FAR = 2**61
@@ -198,7 +240,8 @@ class StageProblem:
             [ways.ways[i] for ways, i in zip(row, picks, strict=True)]
             for row, picks in zip(self.layers, choice, strict=True)
         ]
-        return max(peak(gpu, chosen) for gpu in self.gpus)
+        found: int = max(peak(gpu, chosen) for gpu in self.gpus)
+        return found
 
     def cost(self, choice: Sequence[Sequence[int]]) -> int:
         """The summed cost of a choice."""

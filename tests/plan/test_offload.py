@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from actcalc.solve.rest import Rest, Room
 
 from actcalc.answers.plan import plan_command, rest_of_stages
 from actcalc.errors import SpecError
@@ -26,7 +27,6 @@ from actcalc.solve import (
     solve_groups,
 )
 from actcalc.solve.frontier import layer_option
-from actcalc.solve.rest import Rest, Room
 from actcalc.specs.run import Run
 from tests.plan.planner_oracle import random_layer
 

@@ -19,7 +19,9 @@ from actcalc.solve import (
     solve,
     trade_off,
 )
-from actcalc.solve.timeline import solve_in_order, timeline_peak
+from actcalc.solve.layers import Stack
+from actcalc.solve.order import Aim, search
+from actcalc.solve.stack import stage_problem
 from tests.plan.planner_oracle import check_plan, milp_optimum, random_problem
 
 
@@ -182,20 +184,18 @@ def test_search_in_order_is_exact_by_itself(seed: int) -> None:
     """The search behind stacks whose largest layer is not the last, with and without a cutoff."""
     data = random_problem(random.Random(seed), "timeline", layers=9, kinds=3, ops=6)
     groups = problem_groups(parse_problem(data))
-    sets = [g.options for g in groups for _ in range(g.count)]
-    weights = [data["inflight"]] * len(sets)
-    rest = data["budget_bytes"] - data["const_bytes"]
+    stack = Stack.of(groups, data["inflight"], data["const_bytes"], "timeline", 1)
+    problem = stage_problem(stack, groups)
     expected = milp_optimum(data)
     for slack in (None, 1, 50):
         cutoff = None if slack is None else (expected or 0) + slack
-        found = solve_in_order(sets, weights, rest, cutoff)
-        assert (None if found is None else found[0]) == expected
-        if found is not None:
-            stored = [s.stored[i] for s, i in zip(sets, found[1], strict=True)]
-            working = [s.working[i] for s, i in zip(sets, found[1], strict=True)]
-            assert timeline_peak(stored, working, weights) <= rest
-            assert sum(s.cost[i] for s, i in zip(sets, found[1], strict=True)) == found[0]
-    assert solve_in_order(sets, weights, rest, expected or 0) is None
+        found = search(problem, Aim(data["budget_bytes"], cutoff))
+        assert found.complete
+        assert (None if found.choice is None else found.value) == expected
+        if found.choice is not None:
+            assert problem.peak(found.choice) <= data["budget_bytes"]
+            assert problem.cost(found.choice) == found.value
+    assert search(problem, Aim(data["budget_bytes"], expected or 0)).choice is None
 
 
 def test_largest_layer_first() -> None:
