@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from actcalc.answers.compare import parse_for
 from actcalc.errors import SpecError
-from actcalc.plan.named import Fit, Layered, Rivals
+from actcalc.plan.named import Fit, Rivals
 from actcalc.plan.options import ARRIVAL, Costs, ModuleChoice
-from actcalc.plan.planner import PlanSettings, RunPlanner, Stage, units_of
+from actcalc.plan.planner import PlanSettings, RunPlanner, default_model
+from actcalc.plan.stages import Stage, units_of
+from actcalc.solve.plans import Plan, PlanGroup
 from actcalc.solve.problem import Problem
-from actcalc.solve.rest import Rest, rest_within
-from actcalc.solve.stack import Plan, PlanGroup
-from actcalc.solve.timeline import at_timeline_peak
+from actcalc.solve.stage import Held, peak
 from actcalc.specs.check import check
 from actcalc.specs.result import Result
 from actcalc.specs.run import Run
-
-if TYPE_CHECKING:
-    from actcalc.memory.moments import StageMoments
 
 NAMES = {"seconds": "cost_seconds", "flops": "cost_flops"}
 
@@ -258,7 +255,7 @@ def plan_run(
         device=run.device.model_dump() if run.device else None,
         framework=run.framework.name,
         memory_bytes=budget,
-        activations_only=not settings.rests,
+        activations_only=settings.activations_only,
         memory_model=settings.memory_model,
         semantics=settings.semantics,
         method=settings.method,
@@ -305,13 +302,8 @@ def _stage(stage: Stage, plan: Plan, costs: Costs) -> StageFigure:
         in_flight=stage.in_flight,
         stored_bytes=plan.stored_bytes,
         host_bytes=sum(unit.moved_bytes * m for unit, m in units_of(plan.groups, stage)),
-        rest_bytes=_rest_bytes(stage, plan),
-        forward_cost=costs.value(
-            sum(
-                group.count * sum(costs.ops(graph))
-                for graph, group in zip(stage.graphs, stage.groups, strict=True)
-            )
-        ),
+        rest_bytes=_least_rest(stage) if plan.rest_bytes is None else plan.rest_bytes,
+        forward_cost=costs.value(sum(run.count * sum(costs.ops(run.graph)) for run in stage.runs)),
         peak_bytes=plan.peak_bytes,
         smallest_memory_bytes=smallest,
         **cost_fields(costs, plan.cost),
@@ -319,26 +311,11 @@ def _stage(stage: Stage, plan: Plan, costs: Costs) -> StageFigure:
     )
 
 
-def _rest_bytes(stage: Stage, plan: Plan) -> int:
-    if not plan.feasible or not plan.groups:
-        return stage.rest.most
-    units = units_of(plan.groups, stage)
-    rest = stage.rest
-    if any(unit.segment > 1 or unit.moved_bytes for unit, _ in units):
-        rest = rest.of_chains()
-    if plan.peak_model == "timeline":
-        return at_timeline_peak(
-            [unit.stored_bytes for unit, _ in units],
-            [unit.working_bytes for unit, _ in units],
-            [m for _, m in units],
-            rest,
-            layers=[unit.segment for unit, _ in units],
-        )
-    held = sum(unit.stored_bytes * m for unit, m in units)
-    if plan.peak_model == "stored" or (plan.peak_bytes or 0) <= rest.head + held:
-        return rest.head
-    worked = max(unit.working_bytes for unit, _ in units)
-    return rest.work + (rest.again if worked else 0)
+def _least_rest(stage: Stage) -> int:
+    """What a stage holds at its peak if its layers hold nothing."""
+    nothing = [[Held(0, 0, 0)] * len(graphs) for graphs in stage.graphs]
+    found: int = peak(stage.gpu, nothing)
+    return found
 
 
 def layers_figure(group: PlanGroup, costs: Costs) -> LayersFigure:
@@ -401,8 +378,7 @@ def _rivals(planner: RunPlanner, budget: int, cost: int | None) -> tuple[RivalFi
     bare = _without_offload(planner, budget)
     singles = [rivals.single(name, budget) for name in rivals.names]
     figures = [rival_figure(fit, planner.costs, cost) for fit in (*bare, *singles)]
-    if planner.settings.memory_model != "stored":
-        figures.append(rival_figure(rivals.single("sqrt", budget), planner.costs, cost))
+    figures.append(rival_figure(rivals.single("sqrt", budget), planner.costs, cost))
     pair = rivals.best_pair(budget)
     if pair is not None and not _is_single(planner, pair):
         figures.append(rival_figure(pair, planner.costs, cost))
@@ -495,11 +471,11 @@ def _changes(planner: RunPlanner) -> tuple[ChangeFigure, ...]:
     plain = replace(settings, method="optimal", same_on_all_stages=False)
     if not settings.offload:
         with suppress(SpecError):
-            note("--offload", RunPlanner(run, replace(plain, offload=True)))
+            moved = default_model("optimal", offload=True)
+            note("--offload", RunPlanner(run, replace(plain, offload=True, memory_model=moved)))
     for change, changed in _changed_runs(planner):
         try:
-            rests = rest_of_stages(changed, plain) if settings.rests else ()
-            note(change, RunPlanner(changed, replace(plain, rests=rests)))
+            note(change, RunPlanner(changed, plain))
         except SpecError:
             continue
     return tuple(sorted(found, key=lambda figure: figure.smallest_memory_bytes))
@@ -517,7 +493,7 @@ def _changed_runs(planner: RunPlanner) -> list[tuple[str, Run]]:
         grids.append({"tp": 2 * layout.tp, "sp": True})
     if splits:
         grids.append({"cp": 2 * layout.cp})
-    if planner.settings.rests and layout.dp * layout.cp > 1 and layout.zero < 3:
+    if not planner.settings.activations_only and layout.dp * layout.cp > 1 and layout.zero < 3:
         grids.append({"zero": layout.zero + 1})
     works: list[dict[str, Any]] = []
     if work.micro_batch > 1:
@@ -545,20 +521,39 @@ def _notes(planner: RunPlanner, plans: Sequence[Plan]) -> tuple[str, ...]:
     run = planner.run
     notes = list(run.warnings)
     notes += [note for kind in planner.model.kinds for note in kind.graph.notes]
-    if planner.settings.semantics == "module" and not planner._one_chunk:
-        notes.append("Segments of several layers are planned for one chunk a stage only.")
-    segmented = planner.settings.memory_model == "stored+working"
-    if planner.settings.semantics == "module" and (planner.settings.offload or not segmented):
-        notes.append(
-            "Segments of several layers are planned with --memory-model stored+working and without "
-            "--offload only."
-        )
+    notes += _model_notes(planner)
     if run.policies:
         notes.append(
             f"The policy {', '.join(run.policies)} has no effect here: the plan is what is looked "
             "for."
         )
     return tuple(dict.fromkeys(notes))
+
+
+def _model_notes(planner: RunPlanner) -> list[str]:
+    """What the memory model leaves out, and which plans are not looked for."""
+    settings, notes = planner.settings, []
+    if settings.memory_model == "stored":
+        notes.append("Memory model stored: nothing that works is counted, a lower bound of memory.")
+    if settings.memory_model == "stored+working" and not settings.activations_only:
+        why = (
+            "--offload is planned so"
+            if settings.offload
+            else f"--method {settings.method} is planned so"
+            if settings.method != "optimal"
+            else "timeline is exact"
+        )
+        notes.append(
+            "Memory model stored+working: every layer is taken to work with all others stored, an "
+            f"upper bound of memory ({why})."
+        )
+    if settings.semantics == "module" and planner.peak_model != "stored+working+segments":
+        notes.append(
+            "Segments of several layers are mixed with single layers under --memory-model "
+            "stored+working, with one chunk a stage and without --offload; here they are plans of "
+            "their own (sqrt, uniform:N)."
+        )
+    return notes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -648,11 +643,12 @@ def plan_command(
         raise SpecError("plan works on one framework profile at a time", "give one --framework")
     run = runs[0]
     settings = PlanSettings(
-        memory_model=memory_model,
+        memory_model=memory_model or default_model(method, offload=offload),
         semantics=semantics,
         method=method,
         same_on_all_stages=same_on_all_stages,
         offload=offload,
+        activations_only=activations_only,
     )
     if offload and emit is not None:
         raise SpecError(
@@ -661,8 +657,6 @@ def plan_command(
             "drop one of them; torch.autograd.graph.saved_tensors_hooks can carry the plan out",
         )
     budget = budget_of(run, memory)
-    if not activations_only:
-        settings = replace(settings, rests=rest_of_stages(run, settings))
     planner = RunPlanner(run, settings)
     for name in run.policies:
         parse_for(name, planner.model, run.model.depth)
@@ -696,61 +690,3 @@ def budget_of(run: Run, memory: str | None) -> int | None:
             "lower --memory, drop it to plan for the whole device, or name another --device",
         )
     return budget
-
-
-def rest_of_stages(run: Run, settings: PlanSettings) -> tuple[Rest, ...]:
-    """What each stage holds beside what its layers store and make again, moment by moment.
-
-    Weights, gradients made so far, optimizer states, buffers, embedding and head, gradients of
-    activations, what the device itself takes: every moment of ``actcalc memory`` less the layers'
-    part of it, without re-running, and what re-running everything holds on top.
-    """
-    from actcalc.memory.moments import stage_moments
-    from actcalc.memory.report import Evaluation
-
-    training = run.training
-    if training.offload == "activations" or training.offload_modules or training.offload_layers:
-        raise SpecError(
-            "offloaded activations: plan chooses itself what is stored and where",
-            "drop it; plan --offload lets tensors go to the host",
-        )
-    bare = RunPlanner(run, replace(settings, rests=(), method="optimal", offload=False))
-    rivals = Rivals(bare)
-    found: list[list[tuple[StageMoments, Layered]]] = [[] for _ in bare.stages]
-    for name in ("none", "full"):
-        work = Evaluation(replace(run, policies=(name,)))
-        for stage in bare.stages:
-            layered = rivals.layered(stage, rivals.policy(name, stage))
-            found[stage.index].append((stage_moments(work, stage.index), layered))
-    return tuple(
-        _rest(
-            pairs,
-            [min(group.options.stored) for group in stage.groups for _ in range(group.count)],
-        )
-        for stage, pairs in zip(bare.stages, found, strict=True)
-    )
-
-
-def _rest(pairs: Sequence[tuple[StageMoments, Layered]], least: Sequence[int]) -> Rest:
-    """The rest of one stage: as without re-run, and what a re-run of everything holds on top."""
-    found: list[tuple[int, int, int, list[int]]] = []
-    for moments, layered in pairs:
-        stored, working, flights = layered.stored, layered.working, layered.flights
-        held = sum(k * m for k, m in zip(stored, flights, strict=True))
-        others = held - sum(stored)
-        before, layers = 0, []
-        for total, k, w in zip(moments.layers, stored, working, strict=False):
-            before += k
-            layers.append(max(0, total - others - before - w))
-        work = max(0, moments.backward - held - max(working, default=0))
-        found.append((max(0, moments.forward - held), work, max(0, moments.tail - others), layers))
-    (head, bare, tail, layers), (_, full, tail_full, layers_full) = found
-    tail, floor = max(tail, tail_full), max(moments.idle for moments, _ in pairs)
-    # A layer that is to re-run makes in forward what it will make again, and drops it.
-    moments, layered = pairs[1]
-    held = sum(k * m for k, m in zip(layered.stored, layered.flights, strict=True))
-    made = moments.running - held - max(layered.working, default=0)
-    if not layers:
-        return Rest(head, bare, floor=floor, again=max(0, full - bare, made - bare))
-    again = [b - a for a, b in zip(layers, layers_full, strict=True)]
-    return rest_within(layers, least, head, tail, floor, max(0, *again, made - layers[-1]))

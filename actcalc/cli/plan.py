@@ -47,7 +47,7 @@ def plan(
     ] = None,
     memory_model: Annotated[
         str | None,
-        typer.Option("--memory-model", help="stored, stored+working (default) or timeline."),
+        typer.Option("--memory-model", help="timeline (default: exact), stored or stored+working."),
     ] = None,
     activations_only: Annotated[
         bool,
@@ -113,7 +113,7 @@ def plan(
     if points is not None and not frontier:
         raise SpecError(f"--points {points} without --frontier", "add --frontier")
     asked: dict[str, Any] = {
-        "memory_model": memory_model or "stored+working",
+        "memory_model": memory_model,
         "semantics": semantics or "minimal",
         "method": method,
         "points": (20 if points is None else points) if frontier else 0,
@@ -126,6 +126,7 @@ def plan(
         from actcalc.plan.measured.plan import plan_layer_command
 
         refuse_for_layer(options, trained, same_on_all_stages, offload)
+        asked["memory_model"] = memory_model or "stored+working"
         result = plan_layer_command(layer, memory, layers=options.layers, **asked)
     else:
         if activations_only:

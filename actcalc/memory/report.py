@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -30,7 +31,7 @@ from actcalc.memory.states import (
     replicas,
     states,
 )
-from actcalc.policy.rules import parse_policy
+from actcalc.policy.rules import Policy, parse_policy
 from actcalc.policy.stage import StagePolicy
 from actcalc.run.placement import Chunks, Ends, ends, microbatches, placement, plain_moments
 from actcalc.specs.check import check_sharding
@@ -199,18 +200,29 @@ class Evaluation:
         )
         self.places: tuple[Chunks, ...] = placement(run.model.depth, run.layout)
         self.count = microbatches(run.layout, run.workload)
-        name = (run.policies or ("none",))[0]
-        longest = max(len(chunk) for stage in self.places for chunk in stage)
-        boundary = self.graph.context.kernel("full_input")
-        self.policy = parse_policy(
-            name,
-            layers=max(1, longest),
-            full_boundary="replicated" if boundary == "replicated" else "own",
-        )
+        self.policy = self.named((run.policies or ("none",))[0])
         self.rules: Recipe = recipe(self.graph, run.training)
         self.timeline = Timeline(StagePolicy(self.graph, self.policy), run.training)
         self.ends: tuple[tuple[Ends, ...], ...] = ends(run.layout)
         self._chunks: dict[tuple[int, int, Ends, bool], tuple[Part, ...]] = {}
+
+    def named(self, name: str) -> Policy:
+        """The policy called ``name``, for the run's longest chunk of layers."""
+        longest = max(len(chunk) for stage in self.places for chunk in stage)
+        boundary = self.graph.context.kernel("full_input")
+        return parse_policy(
+            name,
+            layers=max(1, longest),
+            full_boundary="replicated" if boundary == "replicated" else "own",
+        )
+
+    def under(self, policy: Policy) -> Evaluation:
+        """The same run under another policy; what does not depend on it is shared."""
+        other = copy(self)
+        other.policy = policy
+        other.timeline = Timeline(StagePolicy(self.graph, policy), self.run.training)
+        other._chunks = {}
+        return other
 
     def parts(self, stage: int) -> tuple[tuple[Part, ...], ...]:
         """Parts of each chunk of a stage (cached by where it lies and how long it is)."""

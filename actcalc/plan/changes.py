@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from actcalc.answers.plan import ChangeFigure, RunPlan, rest_of_stages
+from actcalc.answers.plan import ChangeFigure, RunPlan
 from actcalc.errors import SpecError
 from actcalc.plan.planner import MemoryModel, PlanSettings, RunPlanner, Semantics
 from actcalc.specs.check import check
@@ -90,8 +90,7 @@ def relieved(run: Run, result: RunPlan) -> RunPlan:
             continue
         with suppress(SpecError):
             check(changed.model, changed.layout, changed.workload)
-            rests = rest_of_stages(changed, settings)
-            needed = RunPlanner(changed, replace(settings, rests=rests)).smallest
+            needed = RunPlanner(changed, settings).smallest
             if needed < least:
                 found.append(ChangeFigure(change=change, smallest_memory_bytes=needed))
     found.sort(key=lambda figure: figure.smallest_memory_bytes)

@@ -16,71 +16,61 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from actcalc.answers.compare import default_policies, parse_for
 from actcalc.layers.core.graph import Graph
-from actcalc.plan.options import policy_option, wrapped_modules
-from actcalc.plan.planner import RunPlanner, Stage
-from actcalc.policy.rules import NONE, Policy
-from actcalc.solve.knapsack import Option
-from actcalc.solve.rest import Rest
-from actcalc.solve.timeline import NO_REST, timeline_peak
+from actcalc.plan.planner import PER_OP_FRAMEWORK, RunPlanner
+from actcalc.plan.stages import Laid, Stage, Unit
+from actcalc.plan.ways import Measured
+from actcalc.policy.rules import Policy
+from actcalc.solve.beside import Beside
+from actcalc.solve.stage import Gpu, Held, Way, peak
 
 Ints = NDArray[np.int64]
 
-PER_OP_FRAMEWORK = "torchtitan"
-"""The framework that has the policy ``op``, by default (SelectiveAC.Config)."""
 
+class Row(NamedTuple):
+    """Equal layers in a row: each policy's way and what it makes again, and the layers' chunk."""
 
-class Layers(NamedTuple):
-    """Equal layers in a row: each policy's (stored, working, cost), how many, and in flight."""
-
-    policies: tuple[Ints, Ints, Ints]
+    ways: Sequence[Way]
+    working: Sequence[int]
     layers: int
-    inflight: int
+    chunk: int = 0
 
 
 def mixes(
-    runs: Sequence[Layers], policies: int, memory_model: str, rest: Rest = NO_REST
+    rows: Sequence[Row], policies: int, gpu: Gpu, beside: Beside | None, inflight: Sequence[int]
 ) -> tuple[Ints, Ints]:
     """Cost and peak bytes of every ordered pair of policies (as ``permutations`` lists them).
 
-    One row per pair, one column per number of layers that take the first policy of the pair.
+    One row per pair, one column per number of layers that take the first policy of the pair. With
+    ``beside`` the order of layers is not looked at, and ``inflight`` micro-batches of each chunk
+    are held.
     """
     first, second = (np.array(c) for c in zip(*permutations(range(policies), 2), strict=True))
-    layers = sum(run.layers for run in runs)
-    cost = np.zeros((len(first), layers + 1), dtype=np.int64)
-    held, most = np.zeros_like(cost), np.zeros_like(cost)
-    high, excess = np.full_like(cost, rest.head), np.zeros_like(cost)
-    beside = rest.of_layers(layers)
+    layers = sum(row.layers for row in rows)
     counts = np.arange(layers + 1)
-    at = layers
-    for run in reversed(runs):
-        m = run.inflight
-        for _ in range(run.layers):
-            at -= 1
+    cost = np.zeros((len(first), layers + 1), dtype=np.int64)
+    stored, most = np.zeros_like(cost), np.zeros_like(cost)
+    chunks: list[list[Held]] = [[] for _ in gpu.chunks]
+    at = 0
+    for row in rows:
+        table = np.array(
+            [(*way[:4], w) for way, w in zip(row.ways, row.working, strict=True)], dtype=np.int64
+        )
+        for _ in range(row.layers):
             takes = (counts > at)[None, :]
-            k, w, c = (
+            k, f, b, c, w = (
                 np.where(takes, column[first][:, None], column[second][:, None])
-                for column in run.policies
+                for column in table.T
             )
+            chunks[row.chunk].append(Held(k, f, b))
             cost += c
-            held += m * k
+            stored += inflight[row.chunk] * k
             most = np.maximum(most, w)
-            high = m * k + np.maximum(high, excess + w + beside[at])
-            excess += (m - 1) * k
-    if memory_model == "timeline":
-        peak = np.maximum(high, excess + rest.tail)
-    else:
-        peak = rest.head + held
-        if memory_model != "stored":
-            peak = np.maximum(peak, rest.work + held + most)
-    return cost, np.maximum(peak, rest.floor)
-
-
-def columns(options: Sequence[Option]) -> tuple[Ints, Ints, Ints]:
-    """Stored bytes, working bytes and cost of some options."""
-    rows = np.array([(o.stored, o.working, o.cost) for o in options], dtype=np.int64)
-    return rows[:, 0], rows[:, 1], rows[:, 2]
+            at += 1
+    if beside is None:
+        return cost, np.broadcast_to(peak(gpu, chunks, np.maximum), cost.shape)
+    high = np.maximum(beside.head + stored, beside.work + stored + most)
+    return cost, np.maximum(high, beside.floor)
 
 
 @dataclass(frozen=True)
@@ -102,153 +92,58 @@ class Fit:
         return self.cost is not None
 
 
-class Layered(NamedTuple):
-    """A stage under one policy: its cost, and for each layer or segment, in order, the bytes
-    stored and worked with, micro-batches in flight, and how many layers it is."""
-
-    cost: int
-    stored: list[int]
-    working: list[int]
-    flights: list[int]
-    sizes: list[int]
-
-
 class Rivals:
     """Named policies on the stages of a planner; build once, ask for many budgets."""
 
     def __init__(self, planner: RunPlanner) -> None:
         self.planner = planner
-        self._options: dict[tuple[int, str], Option] = {}
-
-    def option(self, graph: Graph, policy: Policy) -> Option:
-        """One layer under one policy (cached)."""
-        key = (id(graph), policy.name)
-        if key not in self._options:
-            self._options[key] = policy_option(
-                self.planner.model, graph, self.planner.costs, policy
-            )
-        return self._options[key]
+        self._mixed: dict[object, tuple[Ints, Ints]] = {}
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Policies that decide for one layer at a time, as ``compare`` lists them.
+        """Policies that decide for one layer at a time."""
+        return tuple(policy.name for policy in self.planner.policies)
 
-        Beside a plan of whole modules only those that wrap modules the framework can wrap.
-        """
-        skipped = ("full-sharded", "sqrt")
-        found = [n for n in default_policies(self.planner.model) if n not in skipped]
-        if self.planner.run.framework.name == PER_OP_FRAMEWORK:
-            found.insert(found.index("full"), "op")
-        if self.planner.settings.semantics == "module":
-            found = [name for name in found if self._wraps(name)]
-        return tuple(found)
-
-    def _wraps(self, name: str) -> bool:
-        policy = self.policy(name, self.planner.stages[0])
-        known = {
-            module
-            for run in self.planner.model.kinds
-            for module in wrapped_modules(self.planner.model, run.graph)
-        }
-        return not policy.per_op and set(policy.modules) <= known
-
-    def policy(self, name: str, stage: Stage) -> Policy:
-        """The policy called ``name`` for one stage."""
-        longest = max((len(chunk) for chunk in self.planner.chunks[stage.index]), default=1)
-        return parse_for(name, self.planner.model, max(1, longest))
+    def policy(self, name: str) -> Policy:
+        """The policy called ``name``, for the run."""
+        return self.planner.memory.named(name)
 
     def single(self, name: str, budget: int) -> Fit:
         """One policy on every layer of every stage; segments and blocks of layers are allowed."""
-        total, peak = 0, 0
-        for stage in self.planner.stages:
-            cost, high = self.measured(stage, self.policy(name, stage))
-            if high > budget:
-                return Fit((name,), None, None)
-            total, peak = total + cost, max(peak, high)
-        return Fit((name,), total, peak)
+        policy = self.policy(name)
+        return self._fit(name, budget, lambda stage: self.planner.laid(stage, policy))
 
-    def measured(
-        self, stage: Stage, policy: Policy, *, skip: Callable[[int], bool] | None = None
-    ) -> tuple[int, int]:
-        """Cost and peak bytes of one stage under one policy.
+    def skipping(self, name: str, policy: Policy, skip: Callable[[int], bool], budget: int) -> Fit:
+        """One policy, but where ``skip`` says so of a layer's place on its stage."""
+        return self._fit(name, budget, lambda stage: self.planner.laid(stage, policy, skip))
 
-        ``skip`` tells by its position on the stage which layer stores everything instead.
-        """
-        each = self.layered(stage, policy, skip=skip)
-        return each.cost, self._peak(stage, each.stored, each.working, each.flights, each.sizes)
+    def uniform(self, name: str, way: Callable[[Graph], Measured], budget: int) -> Fit:
+        """Every layer run as ``way`` says, within ``budget``; ``name`` names that."""
+        planner = self.planner
+        units: dict[int, Unit] = {}
 
-    def layered(
-        self, stage: Stage, policy: Policy, *, skip: Callable[[int], bool] | None = None
-    ) -> Layered:
-        """One stage under one policy, unit by unit; see :meth:`measured`."""
-        found = Layered(0, [], [], [], [])
-        cost = at = 0
-        graphs = [g for g, group in zip(stage.graphs, stage.groups, strict=True)
-                  for _ in range(group.count)]  # fmt: skip
-        for chunk, flight in zip(self.planner.chunks[stage.index], stage.in_flight, strict=True):
-            members = graphs[at : at + len(chunk)]
-            at += len(chunk)
-            for start in range(0, len(members), policy.segment):
-                part = members[start : start + policy.segment]
-                chosen = [self._layer_policy(policy, start + i) for i in range(len(part))]
-                if skip is not None and skip(at - len(chunk) + start):
-                    chosen = [NONE] * len(part)
-                options = [self.option(g, p) for g, p in zip(part, chosen, strict=True)]
-                cost += sum(o.cost for o in options)
-                found.flights.append(max(1, flight))
-                found.stored.append(options[0].stored)
-                found.sizes.append(len(part))
-                inner = sum(o.stored for o in options[1:])
-                found.working.append(sum(o.working for o in options) + inner)
-        return found._replace(cost=cost)
+        def unit(graph: Graph) -> Unit:
+            if id(graph) not in units:
+                row = way(graph)
+                units[id(graph)] = planner.unit(graph, row.option, planner.ways.way(row))
+            return units[id(graph)]
 
-    def uniform(self, name: str, option: Callable[[Graph], Option], budget: int) -> Fit:
-        """Every layer run as ``option`` says, within ``budget``; ``name`` names that."""
-        total = peak = 0
-        for stage in self.planner.stages:
-            options = [
-                (option(graph), group.inflight or 1)
-                for graph, group in zip(stage.graphs, stage.groups, strict=True)
-                for _ in range(group.count)
-            ]
-            high = self._peak(
-                stage,
-                [o.stored for o, _ in options],
-                [o.working for o, _ in options],
-                [flight for _, flight in options],
-            )
-            if high > budget:
-                return Fit((name,), None, None)
-            total, peak = total + sum(o.cost for o, _ in options), max(peak, high)
-        return Fit((name,), total, peak)
+        def laid(stage: Stage) -> Laid:
+            chunks = [[unit(graph) for graph in graphs] for graphs in stage.graphs]
+            return planner.laid_out(stage, chunks, stage.gpu)
 
-    def _layer_policy(self, policy: Policy, position: int) -> Policy:
-        skipped = (policy.block is not None and position >= policy.block) or (
-            policy.every > 1 and (position + 1) % policy.every
-        )
-        return NONE if skipped else policy
+        return self._fit(name, budget, laid)
 
-    def _peak(
-        self,
-        stage: Stage,
-        stored: list[int],
-        working: list[int],
-        flights: list[int],
-        sizes: Sequence[int] = (),
-    ) -> int:
-        model = self.planner.settings.memory_model
-        if model == "timeline" and stored:
-            return timeline_peak(stored, working, flights, stage.rest, layers=sizes)
-        held = sum(k * m for k, m in zip(stored, flights, strict=True))
-        rest = stage.rest.of_chains() if any(n > 1 for n in sizes) else stage.rest
-        return rest.peak(held, None if model == "stored" else max(working, default=0))
+    def _fit(self, name: str, budget: int, laid: Callable[[Stage], Laid]) -> Fit:
+        every = [laid(stage) for stage in self.planner.stages]
+        high = max(each.peak for each in every)
+        if high > budget:
+            return Fit((name,), None, None)
+        return Fit((name,), sum(each.cost for each in every), high)
 
     def best_single(self, budget: int) -> Fit | None:
         """The cheapest single policy that fits everywhere; None if none does."""
-        names = list(self.names)
-        if self.planner.settings.memory_model != "stored":
-            names.append("sqrt")
-        return self.best_of(names, budget)
+        return self.best_of([*self.names, "sqrt"], budget)
 
     def best_pair(self, budget: int) -> Fit | None:
         """The cheapest mix of two policies that fits everywhere; None if none does."""
@@ -259,10 +154,10 @@ class Rivals:
         prices: list[NDArray[np.float64]] = []
         found: list[tuple[Ints, Ints]] = []
         for stage in self.planner.stages:
-            cost, peak = self._mixes(stage)
-            fits = peak <= budget
+            cost, high = self._mixes(stage)
+            fits = high <= budget
             prices.append(np.where(fits, cost.astype(np.float64), np.inf))
-            found.append((cost, peak))
+            found.append((cost, high))
         if self.planner.settings.same_on_all_stages:
             if len({price.shape for price in prices}) > 1:
                 return None
@@ -275,31 +170,31 @@ class Rivals:
             return None
         counts = tuple(int(at[best]) for at in places)
         costs = sum(int(cost[best, n]) for n, (cost, _) in zip(counts, found, strict=True))
-        high = max(int(peak[best, n]) for n, (_, peak) in zip(counts, found, strict=True))
+        most = max(int(high[best, n]) for n, (_, high) in zip(counts, found, strict=True))
         names = tuple(self.names[i] for i in pairs[best])
-        return Fit(names, costs, high, counts)
+        return Fit(names, costs, most, counts)
 
     def _mixes(self, stage: Stage) -> tuple[Ints, Ints]:
         if stage.key not in self._mixed:
             self._mixed[stage.key] = self._mix(stage)
         return self._mixed[stage.key]
 
-    @cached_property
-    def _mixed(self) -> dict[object, tuple[Ints, Ints]]:
-        return {}
-
     def _mix(self, stage: Stage) -> tuple[Ints, Ints]:
         # Cost and peak of every ordered pair of policies, by how many layers take the first.
-        runs = [
-            Layers(self._table(graph, stage), group.count, group.inflight or 1)
-            for graph, group in zip(stage.graphs, stage.groups, strict=True)
-        ]
-        return mixes(runs, len(self.names), self.planner.settings.memory_model, stage.rest)
-
-    def _table(self, graph: Graph, stage: Stage) -> tuple[Ints, Ints, Ints]:
-        return columns([self.option(graph, self.policy(name, stage)) for name in self.names])
+        planner = self.planner
+        rows = []
+        for run in stage.runs:
+            pairs = [planner.ways.named(run.graph, policy) for policy in planner.policies]
+            ways = [planner.seen(way) for _, way in pairs]
+            rows.append(Row(ways, [option.working for option, _ in pairs], run.count, run.chunk))
+        unordered = planner.settings.memory_model == "stored+working"
+        beside = planner.beside(stage) if unordered else None
+        return mixes(rows, len(self.names), stage.gpu, beside, planner.weights(stage))
 
     def best_of(self, names: Sequence[str], budget: int) -> Fit | None:
         """The cheapest of some policies that fits on every stage; None if none does."""
         fits = [fit for fit in (self.single(name, budget) for name in names) if fit.fits]
         return min(fits, key=lambda fit: (fit.cost or 0, fit.peak_bytes or 0), default=None)
+
+
+__all__ = ["PER_OP_FRAMEWORK", "Fit", "Rivals", "Row", "mixes"]

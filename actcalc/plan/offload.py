@@ -32,7 +32,7 @@ from actcalc.layers.model import ModelGraph
 from actcalc.plan.options import NANO, Costs, ModuleChoice, module_policies, policy_option
 from actcalc.policy.rules import Policy
 from actcalc.solve.frontier import layer_frontier
-from actcalc.solve.knapsack import Option, OptionSet
+from actcalc.solve.options import Option, OptionSet
 from actcalc.solve.problem import PlanLayer, check_int
 
 Ints = NDArray[np.int64]

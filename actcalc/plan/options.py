@@ -14,12 +14,13 @@ from itertools import combinations
 from math import gcd
 from typing import TYPE_CHECKING, Literal
 
+from actcalc.layers.core.algebra import ONE
 from actcalc.layers.core.context import whole
 from actcalc.layers.core.graph import Graph, Op
 from actcalc.layers.model import ModelGraph
-from actcalc.policy.outcome import layer_outcome
+from actcalc.policy.outcome import LayerOutcome, layer_outcome
 from actcalc.policy.rules import MODULES, NONE, Policy
-from actcalc.solve.knapsack import Option, OptionSet
+from actcalc.solve.options import Option, OptionSet
 from actcalc.solve.problem import LIMIT, PlanLayer, PlanOp
 from actcalc.solve.segments import Chain
 
@@ -165,6 +166,18 @@ class ModuleChoice:
     recompute: tuple[str, ...]
     kept: tuple[str, ...]
     offloaded: tuple[str, ...] = ()
+
+
+def outcome_of(graph: Graph, stored: Iterable[str], again: Iterable[str]) -> LayerOutcome:
+    """A layer that stores the tensors ``stored`` and re-runs the ops ``again``."""
+    kept, names = set(stored), set(again)
+    return LayerOutcome(
+        graph=graph,
+        stored=tuple(name for name in graph.tensors if name in kept),
+        copies=ONE,
+        restored=tuple(n for n in graph.saved if n not in graph.shared and n not in kept),
+        rerun=tuple(op for op in graph.ops if op.name in names),
+    )
 
 
 def policy_option(model: ModelGraph, graph: Graph, costs: Costs, policy: Policy) -> Option:

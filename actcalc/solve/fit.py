@@ -210,6 +210,8 @@ class _Fit:
                 elif self.below is not None:
                     self.bound = max(self.bound, self.below)
                 return
+        if self.best is None:
+            self._fits(least_peak(self.problem)[1])
 
     def _relaxed(self, at: tuple[int, int], room: int) -> tuple[int, Choice, int] | None:
         """The optimum when memory is counted at one moment alone; None if none is below the

@@ -77,6 +77,8 @@ class Plan:
     budget_bytes: int
     smallest_budget_bytes: int | None = None
     certificate: Certificate | None = None
+    rest_bytes: int | None = None
+    """What of ``peak_bytes`` is not the layers'."""
 
 
 class TradeOff(NamedTuple):
@@ -118,9 +120,12 @@ def assemble(
         high = beside.peak(held, max(working) + max(u.moved_bytes for u, _ in units))
     if high > budget_bytes:
         return infeasible(peak_model, budget_bytes, high)
-    return plan_of(
+    plan = plan_of(
         [unit for unit, _ in units], held, high, budget_bytes, peak_model, lower_bound, certificate
     )
+    at_work = peak_model != "stored" and high > max(beside.floor, beside.head + held)
+    rest = beside.work if at_work else beside.head if high > beside.floor else beside.floor
+    return replace(plan, rest_bytes=rest)
 
 
 def plan_of(

@@ -477,7 +477,7 @@ def _cost(costs: Costs, cost: int) -> str:
 def _plan(run: Run, graph: ModelGraph) -> Body:
     from actcalc.answers.plan import certificate_lines
     from actcalc.plan.planner import RunPlanner
-    from actcalc.solve.stack import layer_options
+    from actcalc.solve.layers import layer_options
 
     device = run.device or load_device("h100-80gb")
     planner = RunPlanner(replace(run, device=device))

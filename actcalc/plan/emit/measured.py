@@ -26,7 +26,7 @@ from actcalc.plan.measured.ops import MeasuredOps, short
 from actcalc.plan.measured.plan import LayerPlanner, module_option
 from actcalc.plan.named import Fit
 from actcalc.solve.frontier import pareto
-from actcalc.solve.knapsack import Option, OptionSet
+from actcalc.solve.options import Option, OptionSet
 
 _ATTENTION = "scaled_dot_product"
 

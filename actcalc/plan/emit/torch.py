@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from actcalc.layers.core.graph import Graph, Op
-from actcalc.plan.options import policy_option
+from actcalc.plan.options import outcome_of, policy_option
 from actcalc.plan.planner import RunPlanner
+from actcalc.policy.outcome import LayerOutcome, layer_outcome
 from actcalc.policy.rules import NONE
-from actcalc.solve.knapsack import Option, OptionSet
+from actcalc.solve.options import Option
 
 MAX_PRODUCTS = 10
 """Products of one layer that may be kept or not; of more, the costliest are chosen from."""
@@ -59,18 +60,21 @@ def keepable(planner: RunPlanner, graph: Graph) -> tuple[int, ...]:
     return tuple(found)
 
 
-def selective_options(planner: RunPlanner, graph: Graph) -> OptionSet:
+def selective_options(planner: RunPlanner, graph: Graph) -> list[tuple[Option, LayerOutcome]]:
     """Every way to run one layer: no checkpoint, or one that keeps some of the products."""
     none = policy_option(planner.model, graph, planner.costs, NONE)
-    options = [Option(none.stored, none.working, none.cost, Kept(None))]
+    nothing = layer_outcome(planner.model, graph, NONE)
+    options = [(Option(none.stored, none.working, none.cost, Kept(None)), nothing)]
     places = keepable(planner, graph)
     for size in range(len(places) + 1):
         for chosen in combinations(places, size):
             options.append(_option(planner, graph, chosen))
-    return OptionSet.of(options)
+    return options
 
 
-def _option(planner: RunPlanner, graph: Graph, chosen: tuple[int, ...]) -> Option:
+def _option(
+    planner: RunPlanner, graph: Graph, chosen: tuple[int, ...]
+) -> tuple[Option, LayerOutcome]:
     sizes = planner.model.sizes
     every = products(graph)
     kept = [every[place] for place in chosen]
@@ -79,16 +83,19 @@ def _option(planner: RunPlanner, graph: Graph, chosen: tuple[int, ...]) -> Optio
     restored = {name for name in graph.saved if name not in stored and name not in graph.shared}
     last = max((i for i, op in enumerate(graph.ops) if op.saves), default=-1)
     cost = 0
+    again: list[str] = []
     for i, (op, price) in enumerate(zip(graph.ops, planner.costs.ops(graph), strict=True)):
         reached = i < last or (i == last and bool(set(op.outputs) & set(op.saves)))
         if reached and op.name not in names:
             cost += price
-    return Option(
+            again.append(op.name)
+    option = Option(
         sum(int(graph.tensors[name].bytes.value(sizes)) for name in stored),
         sum(int(graph.tensors[name].bytes.value(sizes)) for name in restored),
         cost,
         Kept(chosen, tuple(op.name for op in kept)),
     )
+    return option, outcome_of(graph, stored, again)
 
 
 _HEAD = """import functools

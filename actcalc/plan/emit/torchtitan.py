@@ -21,10 +21,12 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from actcalc.layers.core.graph import Graph, Op
-from actcalc.plan.named import PER_OP_FRAMEWORK, Fit, Rivals
-from actcalc.plan.planner import RunPlanner
+from actcalc.plan.named import Fit, Rivals
+from actcalc.plan.options import outcome_of
+from actcalc.plan.planner import PER_OP_FRAMEWORK, RunPlanner
+from actcalc.plan.ways import Measured
 from actcalc.policy.rules import executed
-from actcalc.solve.knapsack import Option
+from actcalc.solve.options import Option
 
 Shape = tuple[int, ...]
 
@@ -107,15 +109,8 @@ activation_checkpoint=EveryNth.Config()"""
 def _every(rivals: Rivals, every: int, budget: int) -> Fit:
     # torchtitan counts layers from one: the every-th, not the first, is wrapped
     # (distributed/activation_checkpoint.py, _apply_layer_sac).
-    name = f"every {every}"
-    total = peak = 0
-    for stage in rivals.planner.stages:
-        full = rivals.policy("full", stage)
-        cost, high = rivals.measured(stage, full, skip=lambda at: (at + 1) % every != 0)
-        if high > budget:
-            return Fit((name,), None, None)
-        total, peak = total + cost, max(peak, high)
-    return Fit((name,), total, peak)
+    full = rivals.policy("full")
+    return rivals.skipping(f"every {every}", full, lambda at: (at + 1) % every != 0, budget)
 
 
 # --- op by op -------------------------------------------------------------------------------------
@@ -163,7 +158,7 @@ def _forced(planner: RunPlanner) -> Iterator[frozenset[Shape]]:
             yield frozenset(chosen)
 
 
-def per_op_option(planner: RunPlanner, graph: Graph, forced: Iterable[Shape] = ()) -> Option:
+def per_op_option(planner: RunPlanner, graph: Graph, forced: Iterable[Shape] = ()) -> Measured:
     """One layer under the per-op checkpoint, products of the shapes ``forced`` always re-run."""
     sizes = planner.model.sizes
     forced = frozenset(forced)
@@ -174,12 +169,14 @@ def per_op_option(planner: RunPlanner, graph: Graph, forced: Iterable[Shape] = (
     restored = [name for name in graph.saved if name not in kept and name not in graph.shared]
     again = tuple(op for op in graph.ops if op.name not in cached)
     early = planner.model.context.kernel("rerun") == "early_stop"
-    return Option(
+    ran = executed(graph, again, early_stop=early)
+    option = Option(
         sum(int(graph.tensors[name].bytes.value(sizes)) for name in kept),
         sum(int(graph.tensors[name].bytes.value(sizes)) for name in restored),
-        planner.costs.total(graph, executed(graph, again, early_stop=early)),
+        planner.costs.total(graph, ran),
         "op",
     )
+    return Measured(option, outcome_of(graph, kept, [op.name for op in ran]))
 
 
 def _products(graph: Graph) -> list[Op]:

@@ -23,21 +23,18 @@ from actcalc.answers.plan import (
 from actcalc.errors import SpecError
 from actcalc.plan.budget import parse_bytes
 from actcalc.plan.measured.ops import MeasuredOps, measured_ops, plan_layer_of
-from actcalc.plan.named import Fit, Layers, columns, mixes
+from actcalc.plan.named import Fit, Row, mixes
 from actcalc.plan.options import Costs, ModuleChoice
 from actcalc.plan.planner import PlanSettings
+from actcalc.solve.beside import Beside
 from actcalc.solve.heuristics import greedy, sqrt
-from actcalc.solve.knapsack import Option, OptionSet
+from actcalc.solve.layers import LayerGroup, layer_options
+from actcalc.solve.options import Option, OptionSet
+from actcalc.solve.plans import Plan
 from actcalc.solve.problem import MAX_LAYERS, PeakModel, Problem
 from actcalc.solve.segments import Chain
-from actcalc.solve.stack import (
-    LayerGroup,
-    Plan,
-    layer_options,
-    smallest_budget,
-    solve_groups,
-)
-from actcalc.solve.timeline import timeline_peak
+from actcalc.solve.stack import smallest_budget, solve_groups
+from actcalc.solve.stage import Way, line, peak
 
 if TYPE_CHECKING:
     from actcalc.measure.layer import MeasuredLayer
@@ -308,8 +305,9 @@ def _rivals(planner: LayerPlanner, budget: int, cost: int | None) -> tuple[Rival
         price = option.cost * planner.count
         fits.append(Fit((name,), price, peak) if peak <= budget else Fit((name,), None, None))
     if 1 < planner.count <= _MOST_MIXED:
-        run = Layers(columns(options), planner.count, 1)
-        price_of, peak_of = mixes([run], len(options), planner.settings.memory_model)
+        beside = Beside() if planner.settings.memory_model == "stored+working" else None
+        row = Row([_way(planner, o) for o in options], [o.working for o in options], planner.count)
+        price_of, peak_of = mixes([row], len(options), line(1), beside, (1,))
         fitting = [
             (int(price_of[row, column]), int(peak_of[row, column]), row, column)
             for row, column in zip(*(peak_of <= budget).nonzero(), strict=True)
@@ -321,12 +319,16 @@ def _rivals(planner: LayerPlanner, budget: int, cost: int | None) -> tuple[Rival
     return tuple(rival_figure(fit, planner.costs, cost) for fit in fits)
 
 
+def _way(planner: LayerPlanner, option: Option) -> Way:
+    works = 0 if planner.settings.memory_model == "stored" else option.working
+    return Way(option.stored, option.stored, option.stored + works, option.cost)
+
+
 def _peak(planner: LayerPlanner, options: Sequence[Option]) -> int:
-    stored = [option.stored for option in options]
-    working = [option.working for option in options]
-    if planner.settings.memory_model == "timeline":
-        return timeline_peak(stored, working, [1] * len(options))
-    return sum(stored) + (0 if planner.settings.memory_model == "stored" else max(working))
+    if planner.settings.memory_model == "stored+working":
+        return sum(option.stored for option in options) + max(o.working for o in options)
+    found: int = peak(line(1), [[_way(planner, option) for option in options]])
+    return found
 
 
 def _changes(planner: LayerPlanner) -> tuple[ChangeFigure, ...]:

@@ -1,0 +1,147 @@
+"""The ways to run each kind of layer of a run, measured as ``actcalc memory`` measures them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from actcalc.layers.core.graph import Graph
+from actcalc.layers.model import ModelGraph
+from actcalc.memory.parts import Timeline
+from actcalc.memory.working import working
+from actcalc.plan.options import Costs, module_policies, outcome_of, plan_layer, policy_option
+from actcalc.policy.outcome import LayerOutcome, layer_outcome
+from actcalc.policy.rules import Policy
+from actcalc.solve.frontier import LayerOption, layer_frontier
+from actcalc.solve.layers import layer_options
+from actcalc.solve.options import Option, OptionSet
+from actcalc.solve.problem import PlanLayer
+from actcalc.solve.stage import Way, Ways
+
+
+class Measured(NamedTuple):
+    """One way to run a layer: what the solver stores of it, and what memory says of it."""
+
+    option: Option | LayerOption
+    outcome: LayerOutcome
+    whole: bool = False
+    """The layer re-runs whole before its backward begins."""
+
+
+class LayerWays:
+    """The ways to run the layers of a model; each kind of layer is looked at once.
+
+    ``policies`` are those that decide for one layer at a time. ``modules`` plans whole modules
+    (with ``full`` for whole layers) instead of single ops. ``special`` replaces all of that.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        costs: Costs,
+        policies: Sequence[Policy],
+        *,
+        full: Policy,
+        modules: bool,
+        special: Callable[[Graph], Sequence[tuple[Option, LayerOutcome]]] | None,
+    ) -> None:
+        self.timeline, self.costs, self.policies = timeline, costs, policies
+        self.model: ModelGraph = timeline.model
+        self.full, self.modules, self.special = full, modules, special
+        self._rows: dict[int, list[tuple[Measured, Way]]] = {}
+        self._ways: dict[tuple[int, bool], Ways] = {}
+        self._sets: dict[int, OptionSet] = {}
+        self._layers: dict[int, PlanLayer] = {}
+        self._named: dict[tuple[int, str], tuple[Option, Way]] = {}
+
+    def layer(self, graph: Graph) -> PlanLayer:
+        """One kind of layer as a problem of its own, op by op."""
+        if id(graph) not in self._layers:
+            self._layers[id(graph)] = plan_layer(self.model, graph, self.costs)
+        return self._layers[id(graph)]
+
+    def named(self, graph: Graph, policy: Policy) -> tuple[Option, Way]:
+        """One layer under one policy."""
+        key = (id(graph), policy.name)
+        if key not in self._named:
+            row = self._policy(graph, policy)
+            assert isinstance(row.option, Option)
+            self._named[key] = (row.option, self.way(row))
+        return self._named[key]
+
+    def way(self, row: Measured) -> Way:
+        """What memory says of one way: stored, and most alive in forward and backward."""
+        outcome = row.outcome
+        work = working(self.model, outcome, self.timeline.options, whole=row.whole)
+        stored = outcome.sizes(self.model.sizes).stored
+        held = self.timeline.alive(outcome, stored, work)
+        return Way(*held, row.option.cost, row.option)
+
+    def measured(self, graph: Graph) -> Ways:
+        """The undominated ways, with their working sets."""
+        return self._undominated(graph, alive=True)
+
+    def stored(self, graph: Graph) -> Ways:
+        """The undominated ways by stored bytes alone, as if nothing worked."""
+        return self._undominated(graph, alive=False)
+
+    def options(self, graph: Graph) -> OptionSet:
+        """The undominated ways by stored bytes and what they make again."""
+        if id(graph) not in self._sets:
+            self._sets[id(graph)] = self._set(graph)
+        return self._sets[id(graph)]
+
+    def excess(self, graph: Graph) -> int:
+        """The most that any way has alive beyond what it stores and makes again."""
+        return max(
+            max(way.forward, way.backward) - row.option.stored - row.option.working
+            for row, way in self._measured(graph)
+        )
+
+    def _undominated(self, graph: Graph, *, alive: bool) -> Ways:
+        key = (id(graph), alive)
+        if key not in self._ways:
+            ways = [way for _, way in self._measured(graph)] if alive else [
+                Way(row.option.stored, row.option.stored, row.option.stored, row.option.cost,
+                    row.option)
+                for row in self._all(graph)
+            ]  # fmt: skip
+            self._ways[key] = Ways(ways, grain=self.costs.scale)
+        return self._ways[key]
+
+    def _measured(self, graph: Graph) -> list[tuple[Measured, Way]]:
+        if id(graph) not in self._rows:
+            self._rows[id(graph)] = [(row, self.way(row)) for row in self._all(graph)]
+        return self._rows[id(graph)]
+
+    def _all(self, graph: Graph) -> Iterator[Measured]:
+        if self.special is not None:
+            yield from (Measured(*row) for row in self.special(graph))
+            return
+        if self.modules:
+            for policy in module_policies(self.model, graph, self.full):
+                yield self._policy(graph, policy)
+        else:
+            layer = self.layer(graph)
+            for option in layer_frontier(layer):
+                kept = {layer.input, *option.kept}
+                yield Measured(option, outcome_of(graph, kept, option.recompute))
+        for policy in self.policies:
+            yield self._policy(graph, policy)
+
+    def _policy(self, graph: Graph, policy: Policy) -> Measured:
+        option = policy_option(self.model, graph, self.costs, policy)
+        return Measured(option, layer_outcome(self.model, graph, policy), policy.whole)
+
+    def _set(self, graph: Graph) -> OptionSet:
+        if self.special is None and not self.modules:
+            exact = layer_options(self.layer(graph))
+            found = [exact.source(i) for i in range(len(exact))]
+            found += [self._policy(graph, policy).option for policy in self.policies]
+        else:
+            found = [row.option for row in self._all(graph)]
+        rows = np.array([(o.stored, o.working, o.cost) for o in found], dtype=np.int64)
+        stored, makes, cost = rows.T
+        return OptionSet(stored, makes, cost, found, grain=self.costs.scale)
