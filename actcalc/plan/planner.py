@@ -116,7 +116,7 @@ class RunPlanner:
         self._names = _distinct_names(self.model)
         self._check_chunks()
         self._offloading: dict[int, OptionSet] = {}
-        self._units: dict[tuple[str, int], PlanGroup] = {}
+        self._units: dict[tuple[str, int], tuple[Any, PlanGroup]] = {}
         self._laid: dict[tuple[int, str], Laid] = {}
         self._problems: dict[tuple[Any, ...], StageProblem] = {}
         self.stages = tuple(self._stage(index) for index in range(run.layout.pp))
@@ -292,11 +292,12 @@ class RunPlanner:
         """The ways to run a layer whose kept tensors may leave for the host."""
         if id(graph) not in self._offloading:
             transfer = self.transfer(graph)
-            self._offloading[id(graph)] = (
+            found = (
                 offload_options(self.layer(graph), transfer)
                 if self.settings.semantics == "minimal"
                 else module_offload_options(self.model, graph, self.costs, self.full, transfer)
             )
+            self._offloading[id(graph)] = found.joined(self.ways.of_policies(graph))
         return self._offloading[id(graph)]
 
     def transfer(self, graph: Graph) -> Transfer:
@@ -373,8 +374,9 @@ class RunPlanner:
         """One layer, run one way."""
         key = (self._names[id(graph)], id(option))
         if key not in self._units:
-            self._units[key] = option_group(key[0], option)
-        return Unit(self._units[key], Held(*way[:3]))
+            # The option is kept beside its id, so that no id is ever reused.
+            self._units[key] = option, option_group(key[0], option)
+        return Unit(self._units[key][1], Held(*way[:3]))
 
     def _segments(
         self, graphs: Sequence[Graph], policy: Policy, parts: Sequence[Held]
@@ -461,8 +463,6 @@ class RunPlanner:
         if self.by_moments:
             return self._moments([stage], budget)[0]
         plan = self._coarse(stage, budget)
-        if self.settings.offload:
-            return plan
         best = self._named([stage], budget, plan.cost)
         if best is None:
             return plan
@@ -586,7 +586,7 @@ class RunPlanner:
             peak_model=self.peak_model,
             max_segment=max(1, *(len(graphs) for graphs in stage.graphs)),
         )
-        return least if self.settings.offload else min(least, self._least_named([stage]))
+        return min(least, self._least_named([stage]))
 
     def _least(self, stages: Sequence[Stage]) -> int:
         key = ("least", *(stage.index for stage in stages))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.parts import Timeline
@@ -137,11 +135,11 @@ class LayerWays:
 
     def _set(self, graph: Graph) -> OptionSet:
         if self.special is None and not self.modules:
-            exact = layer_options(self.layer(graph))
-            found = [exact.source(i) for i in range(len(exact))]
-            found += [self._policy(graph, policy).option for policy in self.policies]
-        else:
-            found = [row.option for row in self._all(graph)]
-        rows = np.array([(o.stored, o.working, o.cost) for o in found], dtype=np.int64)
-        stored, makes, cost = rows.T
-        return OptionSet(stored, makes, cost, found, grain=self.costs.scale)
+            return layer_options(self.layer(graph)).joined(self.of_policies(graph))
+        rows = list(self._all(graph))
+        options = [row.option for row in rows if isinstance(row.option, Option)]
+        return OptionSet.of(options)
+
+    def of_policies(self, graph: Graph) -> list[Option]:
+        """One layer under each of the policies."""
+        return [self.named(graph, policy)[0] for policy in self.policies]

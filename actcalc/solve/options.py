@@ -101,6 +101,19 @@ class OptionSet:
         grain = frontier.layer.grain
         return cls(frontier.stored, frontier.working, paid, source, frontier.moved, grain)
 
+    def joined(self, options: Sequence[Option]) -> OptionSet:
+        """These and ``options``, the undominated ones of both."""
+        rows = np.array([(o.stored, o.working, o.cost, o.moved) for o in options], dtype=np.int64)
+        own = (self._k, self._w, self._c, self._x)
+        stored, working, cost, moved = (
+            np.concatenate(pair) for pair in zip(own, rows.T, strict=True)
+        )
+        count = len(self)
+        source = _Lazy(
+            lambda i: self.source(i) if i < count else options[i - count], count + len(options)
+        )
+        return OptionSet(stored, working, cost, source, moved, self.grain)
+
     def __len__(self) -> int:
         return len(self.stored)
 

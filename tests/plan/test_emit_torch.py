@@ -63,7 +63,7 @@ def planner(config: Any, attention: str, folder: Path) -> RunPlanner:
         },
         device="a100-80gb",
     )  # fmt: skip
-    return RunPlanner(run, PlanSettings(memory_model="stored"))
+    return RunPlanner(run, PlanSettings(memory_model="stored", activations_only=True))
 
 
 @contextmanager
@@ -193,12 +193,14 @@ def test_dropout_inside_a_fused_kernel_runs_again(tmp_path: Path) -> None:
     """Keeping its output would leave the random generator behind for the masks after it."""
     config = gpt2("sdpa")
     special = RunPlanner(
-        planner(config, "sdpa", tmp_path).run, PlanSettings(), options=selective_options
+        planner(config, "sdpa", tmp_path).run,
+        PlanSettings(activations_only=True),
+        options=selective_options,
     )
-    options = special.stages[0].groups[0].options
+    graph = special.stages[0].runs[0].graph
+    options = special.ways.options(graph)
     sources = [options.source(i) for i in range(len(options))]
     kept = {name for one in sources if isinstance(one, Option) for name in one.payload.names}
-    graph = special.stages[0].graphs[0]
     assert [op.name for op in graph.ops if op.kind == "core"] == ["sdpa_efficient"]
     assert kept
     assert not any(graph.op(name).kind == "core" for name in kept)

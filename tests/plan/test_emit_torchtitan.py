@@ -24,13 +24,13 @@ GB = 10**9
 
 def llama(framework: str = "torchtitan", **settings: Any) -> RunPlanner:
     run = load_run("llama-3-8b", framework=framework, workload={"seq": SEQ})
-    return RunPlanner(run, PlanSettings(**settings))
+    return RunPlanner(run, PlanSettings(activations_only=True, **settings))
 
 
 def test_per_op_is_the_policy_of_that_name() -> None:
     planner = llama()
     graph = planner.model.runs[0].graph
-    own = per_op_option(planner, graph)
+    own = per_op_option(planner, graph).option
     policy = policy_option(planner.model, graph, planner.costs, parse_policy("op", layers=32))
     assert (own.stored, own.working, own.cost) == (policy.stored, policy.working, policy.cost)
 
@@ -41,11 +41,12 @@ def test_forced_shapes_leave_the_count_to_the_others() -> None:
     graph = planner.model.runs[0].graph
     tokens, h, kv, f, heads = SEQ, 4096, 1024, 14336, 32
     attention = 2 * tokens * h + 4 * tokens * heads + 24
-    forced = per_op_option(planner, graph, [(f, h)])
+    forced = per_op_option(planner, graph, [(f, h)]).option
     assert forced.stored == 2 * tokens * (h + h + kv + h) + attention
-    every = per_op_option(planner, graph, [(f, h), (h, f), (h, h), (kv, h)])
+    every = per_op_option(planner, graph, [(f, h), (h, f), (h, h), (kv, h)]).option
     assert every.stored == 2 * tokens * h + attention
-    flops = [planner.costs.value(o.cost) for o in (per_op_option(planner, graph), forced, every)]
+    plain = per_op_option(planner, graph).option
+    flops = [planner.costs.value(option.cost) for option in (plain, forced, every)]
     assert flops == [
         2 * tokens * h * (kv + h + f),  # k, out, w3
         2 * tokens * h * (kv + h + 2 * f),  # k, out, w1, w3

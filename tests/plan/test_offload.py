@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actcalc.solve.rest import Rest, Room
 
-from actcalc.answers.plan import plan_command, rest_of_stages
+from actcalc.answers.plan import plan_command
 from actcalc.errors import SpecError
 from actcalc.io.runs import load_run
 from actcalc.plan.offload import SMALLEST_SHARE, Transfer, movable
@@ -26,10 +25,12 @@ from actcalc.solve import (
     smallest_budget,
     solve_groups,
 )
+from actcalc.solve.beside import Beside, Room
 from actcalc.solve.frontier import layer_option
 from actcalc.specs.run import Run
 from tests.plan.planner_oracle import random_layer
 
+PLAIN = PlanSettings(memory_model="stored+working", activations_only=True)
 FREE = Transfer(host_rate=10**15, memory_rate=10**15, forward=0, backward=0)
 
 
@@ -120,7 +121,7 @@ def test_copies_hide_behind_compute() -> None:
 @pytest.mark.parametrize("semantics", ["minimal", "module"])
 @pytest.mark.parametrize("memory_model", ["stored", "stored+working"])
 def test_never_worse_than_without(semantics: Any, memory_model: Any) -> None:
-    settings = PlanSettings(semantics=semantics, memory_model=memory_model)
+    settings = PlanSettings(semantics=semantics, memory_model=memory_model, activations_only=True)
     for name, device in (("gpt3-175b", "h100-80gb"), ("llama-3-8b", "rtx-4090")):
         run = run_of(name, device, pp=4)
         plain = RunPlanner(run, settings)
@@ -142,8 +143,7 @@ def test_never_worse_than_without_on_the_whole_gpu() -> None:
     run = load_run("llama-3-8b", device="h100-80gb")
     planners = []
     for offload in (False, True):
-        settings = PlanSettings(offload=offload)
-        settings = replace(settings, rests=rest_of_stages(run, settings))
+        settings = PlanSettings(memory_model="stored+working", offload=offload)
         planners.append(RunPlanner(run, settings))
     plain, both = planners
     assert both.smallest <= plain.smallest
@@ -161,14 +161,14 @@ def test_a_slow_link_is_not_used() -> None:
     run = run_of()
     assert run.device is not None
     slow = run.device.model_copy(update={"host_copy_bandwidth_bytes_per_second": 1e6})
-    plain = RunPlanner(run, PlanSettings())
-    both = RunPlanner(replace(run, device=slow), PlanSettings(offload=True))
+    plain = RunPlanner(run, PLAIN)
+    both = RunPlanner(replace(run, device=slow), replace(PLAIN, offload=True))
     budget = 2 * plain.smallest
     assert [p.cost for p in both.plan(budget)] == [p.cost for p in plain.plan(budget)]
 
 
 def test_small_tensors_stay() -> None:
-    planner = RunPlanner(run_of(), PlanSettings(offload=True))
+    planner = RunPlanner(run_of(), replace(PLAIN, offload=True))
     (run,) = planner.model.kinds
     layer = planner.layer(run.graph)
     names = movable(layer)
@@ -248,7 +248,7 @@ def test_one_plan_for_several_gpus(seed: int) -> None:
         held = sum(options.stored[i] for i in chosen)
         works = max(options.working[i] for i in chosen)
         peak = max(other + m * held + works for other, m in holders)
-        assert peak == Room(tuple((Rest.of(other), m) for other, m in holders)).peak(held, works)
+        assert peak == Room(tuple((Beside.of(other), m) for other, m in holders)).peak(held, works)
         cost = sum(options.cost[i] for i in chosen)
         best[peak] = min(cost, best.get(peak, cost))
     for budget in range(min(best) - 1, max(best) + 2, 3):

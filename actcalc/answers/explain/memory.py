@@ -174,14 +174,15 @@ def _lora(run: Run, graph: ModelGraph) -> Body:
 
 
 def _offload(run: Run, graph: ModelGraph) -> Body:
-    from actcalc.plan.planner import RunPlanner
+    from actcalc.plan.planner import PlanSettings, RunPlanner
 
     lines = []
     device = run.device
     if device is None:
         device = load_device("h100-80gb")
         lines.append("No --device given: an h100-80gb.")
-    planner = RunPlanner(replace(run, device=device))
+    settings = PlanSettings(memory_model="stored+working", activations_only=True)
+    planner = RunPlanner(replace(run, device=device), settings)
     layer = main_run(planner.model).graph
     if device.host_copy_rate is None:
         raise SpecError(
@@ -476,11 +477,12 @@ def _cost(costs: Costs, cost: int) -> str:
 
 def _plan(run: Run, graph: ModelGraph) -> Body:
     from actcalc.answers.plan import certificate_lines
-    from actcalc.plan.planner import RunPlanner
+    from actcalc.plan.planner import PlanSettings, RunPlanner
     from actcalc.solve.layers import layer_options
 
     device = run.device or load_device("h100-80gb")
-    planner = RunPlanner(replace(run, device=device))
+    settings = PlanSettings(memory_model="stored+working", activations_only=True)
+    planner = RunPlanner(replace(run, device=device), settings)
     main = main_run(planner.model).graph
     layer = planner.layer(main)
     options = layer_options(layer)
@@ -496,9 +498,10 @@ def _plan(run: Run, graph: ModelGraph) -> Body:
         f"{_cost(planner.costs, max(options.cost))}.",
         "Which fit, with m micro-batches in flight and the rest of the GPU beside:",
         "stored: rest + m·ΣK ≤ memory",
-        "stored+working (default): rest + m·ΣK + max W ≤ memory",
-        "timeline: at every layer l, rest + (m-1)·ΣK + (K of layers up to l) + W of l ≤ memory: "
-        "layers after l are freed already.",
+        "stored+working: rest + m·ΣK + max W ≤ memory",
+        "timeline (default): at every moment of the schedule what actcalc memory counts. While "
+        "layer l runs backward that is rest + (m-1)·ΣK + (K of layers before l) + all that is "
+        "alive in l: layers after l are freed already.",
         "One way for each layer, at least cost: a multiple-choice knapsack. Mixing ways in "
         "fractions can only be cheaper; that bound and a search of all that could beat the best "
         "plan make the certificate.",
