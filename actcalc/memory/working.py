@@ -52,6 +52,15 @@ class Options(NamedTuple):
     """The cross-entropy makes no fp32 tensor beside the one it keeps."""
 
 
+class Known:
+    """What outcomes of one graph have in common: sizes of tensors and of temporaries in ops."""
+
+    def __init__(self, model: ModelGraph, graph: Graph) -> None:
+        self.sizes = {n: int(t.bytes.value(model.sizes)) for n, t in graph.tensors.items()}
+        self.own = {n: 0 if n in graph.shared else size for n, size in self.sizes.items()}
+        self.inside: dict[tuple[str, bool], int] = {}
+
+
 class _Layer:
     def __init__(
         self,
@@ -60,6 +69,7 @@ class _Layer:
         options: Options,
         away: Away | None,
         ahead: bool,
+        known: Known,
     ) -> None:
         self.graph: Graph = outcome.graph
         self.away = away
@@ -70,7 +80,7 @@ class _Layer:
         self.again = {op.name for op in outcome.rerun}
         self.restored = set(outcome.restored)
         self.act = model.context.act.itemsize
-        self._bytes: dict[str, int] = {}
+        self.known = known
         last: dict[str, int] = {}
         for index, op in enumerate(self.graph.ops):
             for name in op.inputs:
@@ -78,14 +88,18 @@ class _Layer:
         self.last = last
 
     def size(self, name: str) -> int:
-        if name not in self._bytes:
-            self._bytes[name] = int(self.graph.tensors[name].bytes.value(self.sizes))
-        return self._bytes[name]
+        return self.known.sizes[name]
 
     def total(self, names: Iterable[str]) -> int:
-        return sum(self.size(name) for name in names if name not in self.graph.shared)
+        return sum(map(self.known.own.__getitem__, names))
 
     def _value(self, op: Op, backward: bool) -> int:
+        key = (op.name, backward)
+        if key not in self.known.inside:
+            self.known.inside[key] = self._inside(op, backward)
+        return self.known.inside[key]
+
+    def _inside(self, op: Op, backward: bool) -> int:
         """Temporaries inside one op: gathered and unreduced buffers, a weight gradient."""
         extra = self._loss(op, backward) if op.kind == "loss" else 0
         extra += int((op.backward_scratch if backward else op.forward_scratch).value(self.sizes))
@@ -312,13 +326,15 @@ def working(
     whole: bool = False,
     away: Away | None = None,
     ahead: bool = True,
+    known: Known | None = None,
 ) -> Working:
     """The highest moments of one layer, forward and backward; ``whole`` if all of it re-runs.
 
     ``away`` is what leaves for the host in forward; it comes back a layer ``ahead``, or when
-    backward asks for it.
+    backward asks for it. ``known`` is of the graph and the options, for many outcomes.
     """
-    layer = _Layer(model, outcome, options, away, ahead)
+    known = known or Known(model, outcome.graph)
+    layer = _Layer(model, outcome, options, away, ahead, known)
     forward, forward_at = layer.forward(set(outcome.stored) - (away.leaving if away else set()))
     backward, backward_at = layer.backward(whole=whole)
     return Working(forward, forward_at, backward, "re-run" if whole else backward_at)

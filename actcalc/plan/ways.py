@@ -8,7 +8,7 @@ from typing import NamedTuple
 from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.parts import Timeline
-from actcalc.memory.working import working
+from actcalc.memory.working import Known, working
 from actcalc.plan.options import Costs, module_policies, outcome_of, plan_layer, policy_option
 from actcalc.policy.outcome import LayerOutcome, layer_outcome
 from actcalc.policy.rules import Policy
@@ -52,6 +52,7 @@ class LayerWays:
         self._ways: dict[tuple[int, bool], Ways] = {}
         self._sets: dict[int, OptionSet] = {}
         self._layers: dict[int, PlanLayer] = {}
+        self._known: dict[int, Known] = {}
         self._named: dict[tuple[int, str], tuple[Option, Way]] = {}
 
     def layer(self, graph: Graph) -> PlanLayer:
@@ -72,9 +73,11 @@ class LayerWays:
     def way(self, row: Measured) -> Way:
         """What memory says of one way: stored, and most alive in forward and backward."""
         outcome = row.outcome
-        work = working(self.model, outcome, self.timeline.options, whole=row.whole)
-        stored = outcome.sizes(self.model.sizes).stored
-        held = self.timeline.alive(outcome, stored, work)
+        if id(outcome.graph) not in self._known:
+            self._known[id(outcome.graph)] = Known(self.model, outcome.graph)
+        known = self._known[id(outcome.graph)]
+        work = working(self.model, outcome, self.timeline.options, whole=row.whole, known=known)
+        held = self.timeline.alive(outcome, row.option.stored, work)
         return Way(*held, row.option.cost, row.option)
 
     def measured(self, graph: Graph) -> Ways:
