@@ -250,7 +250,10 @@ class _Search:
     def _undominated(self, at: int, high: Ints, held: Ints, cost: Ints) -> Ints:
         columns = list(high) + self._open(at, held)
         if len(columns) == 1:
-            columns.append(np.zeros_like(cost))
+            order = np.lexsort((cost, columns[0]))
+            costs = cost[order]
+            better = np.append(True, costs[1:] < np.minimum.accumulate(costs)[:-1])
+            return order[better]
         if len(columns) == 2:
             return pareto(columns[0], columns[1], cost)
         return _pareto([*columns, cost])

@@ -135,15 +135,16 @@ def layers_at_peak(gpu: Gpu, layers: Sequence[Sequence[Held | Way]]) -> int:
         of_layers = sum(n * sum(row) for n, row in zip(held, own, strict=True))
         total = gpu.base + of_layers
         total += sum(n * sum(row) for n, row in zip(held, ends, strict=True))
-        if kind == "W":
+        total -= gpu.absent_forward if kind == "F" else 0
+        one, at = gpu.chunks[chunk], 0
+        running = (*one.before, *layers[chunk], *one.after)
+        if kind == "W" or not running:
             best, mine = max((best, mine), (total, of_layers))
             continue
         rest = total - sum(own[chunk]) - sum(ends[chunk])
-        rest -= gpu.absent_forward if kind == "F" else 0
-        one, at = gpu.chunks[chunk], 0
         of_layers -= sum(own[chunk])
         first, last = len(one.before), len(one.before) + len(layers[chunk])
-        for index, part in enumerate((*one.before, *layers[chunk], *one.after)):
+        for index, part in enumerate(running):
             at += part.layers if isinstance(part, Held) else 1
             alive = part.forward if kind == "F" else part.backward
             lacks = one.absent[at - 1] if one.absent and kind != "F" else 0
