@@ -156,7 +156,8 @@ WHOLE = (
 def whole_models(budgets: int) -> None:
     """Every stage of real models on one device, in process, over their whole range of budgets."""
     from actcalc.io.runs import load_run
-    from actcalc.plan.planner import PlanSettings, RunPlanner
+    from actcalc.plan.planner import RunPlanner
+    from actcalc.plan.settings import PlanSettings
 
     head = "whole models, op by op, h100-80gb"
     print(f"\n{head:34s} {'peak model':16s}    median       95%     worst")

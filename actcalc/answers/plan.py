@@ -11,7 +11,8 @@ from actcalc.answers.compare import parse_for
 from actcalc.errors import SpecError
 from actcalc.plan.named import Fit, Rivals
 from actcalc.plan.options import ARRIVAL, Costs, ModuleChoice
-from actcalc.plan.planner import PlanSettings, RunPlanner, default_model
+from actcalc.plan.planner import RunPlanner
+from actcalc.plan.settings import PlanSettings, default_model
 from actcalc.plan.stages import Stage, units_of
 from actcalc.solve.plans import Plan, PlanGroup
 from actcalc.solve.problem import Problem

@@ -15,7 +15,8 @@ from typing import Any, cast
 
 from actcalc.answers.plan import ChangeFigure, RunPlan
 from actcalc.errors import SpecError
-from actcalc.plan.planner import MemoryModel, PlanSettings, RunPlanner, Semantics
+from actcalc.plan.planner import RunPlanner
+from actcalc.plan.settings import MemoryModel, PlanSettings, Semantics
 from actcalc.specs.check import check
 from actcalc.specs.run import Run
 

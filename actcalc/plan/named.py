@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actcalc.layers.core.graph import Graph
-from actcalc.plan.planner import PER_OP_FRAMEWORK, RunPlanner
+from actcalc.plan.planner import RunPlanner
 from actcalc.plan.stages import Laid, Stage, Unit
 from actcalc.plan.ways import Measured
 from actcalc.policy.rules import Policy
@@ -195,6 +195,3 @@ class Rivals:
         """The cheapest of some policies that fits on every stage; None if none does."""
         fits = [fit for fit in (self.single(name, budget) for name in names) if fit.fits]
         return min(fits, key=lambda fit: (fit.cost or 0, fit.peak_bytes or 0), default=None)
-
-
-__all__ = ["PER_OP_FRAMEWORK", "Fit", "Rivals", "Row", "mixes"]

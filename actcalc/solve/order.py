@@ -253,7 +253,8 @@ class _Search:
             order = np.lexsort((cost, columns[0]))
             costs = cost[order]
             better = np.append(True, costs[1:] < np.minimum.accumulate(costs)[:-1])
-            return order[better]
+            kept: Ints = order[better]
+            return kept
         if len(columns) == 2:
             return pareto(columns[0], columns[1], cost)
         return _pareto([*columns, cost])

@@ -14,6 +14,7 @@ from actcalc.io.runs import load_run
 from actcalc.layers.model import model_graph
 from actcalc.plan.budget import parse_bytes
 from actcalc.plan.emit.targets import emitted, megatron_flags, megatron_policies
+from actcalc.plan.laying import full_policy
 from actcalc.plan.named import Rivals
 from actcalc.plan.options import (
     ARRIVAL,
@@ -23,7 +24,8 @@ from actcalc.plan.options import (
     policy_option,
     wrapped_modules,
 )
-from actcalc.plan.planner import PlanSettings, RunPlanner, full_policy
+from actcalc.plan.planner import RunPlanner
+from actcalc.plan.settings import PlanSettings
 from actcalc.policy.rules import NONE, parse_policy
 from actcalc.solve import knapsack, layer_options
 from actcalc.solve.frontier import layer_option

@@ -14,7 +14,8 @@ import pytest
 from actcalc.io.runs import load_run
 from actcalc.plan.emit.targets import emitted
 from actcalc.plan.emit.torch import selective_options
-from actcalc.plan.planner import PlanSettings, RunPlanner
+from actcalc.plan.planner import RunPlanner
+from actcalc.plan.settings import PlanSettings
 from actcalc.solve import Option
 
 torch = pytest.importorskip("torch")

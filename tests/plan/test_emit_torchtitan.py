@@ -15,7 +15,8 @@ from actcalc.plan.emit.targets import emitted, optimum
 from actcalc.plan.emit.torchtitan import best_setting, per_op_option, settings
 from actcalc.plan.named import Rivals
 from actcalc.plan.options import policy_option
-from actcalc.plan.planner import PlanSettings, RunPlanner
+from actcalc.plan.planner import RunPlanner
+from actcalc.plan.settings import PlanSettings
 from actcalc.policy.rules import parse_policy
 
 SEQ = 2048

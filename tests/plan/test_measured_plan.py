@@ -14,7 +14,7 @@ from actcalc.io.runs import read_layer
 from actcalc.plan.emit.measured import KeptOps, selective_options
 from actcalc.plan.measured.ops import MeasuredOps, measured_ops, plan_layer_of
 from actcalc.plan.measured.plan import LayerPlanner, module_option, plan_measured
-from actcalc.plan.planner import PlanSettings
+from actcalc.plan.settings import PlanSettings
 
 torch = pytest.importorskip("torch")
 

@@ -15,7 +15,8 @@ from actcalc.answers.plan import plan_command
 from actcalc.errors import SpecError
 from actcalc.io.runs import load_run
 from actcalc.plan.offload import SMALLEST_SHARE, Transfer, movable
-from actcalc.plan.planner import PlanSettings, RunPlanner
+from actcalc.plan.planner import RunPlanner
+from actcalc.plan.settings import PlanSettings
 from actcalc.solve import (
     LayerGroup,
     Option,

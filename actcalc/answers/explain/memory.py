@@ -174,7 +174,8 @@ def _lora(run: Run, graph: ModelGraph) -> Body:
 
 
 def _offload(run: Run, graph: ModelGraph) -> Body:
-    from actcalc.plan.planner import PlanSettings, RunPlanner
+    from actcalc.plan.planner import RunPlanner
+    from actcalc.plan.settings import PlanSettings
 
     lines = []
     device = run.device
@@ -477,7 +478,8 @@ def _cost(costs: Costs, cost: int) -> str:
 
 def _plan(run: Run, graph: ModelGraph) -> Body:
     from actcalc.answers.plan import certificate_lines
-    from actcalc.plan.planner import PlanSettings, RunPlanner
+    from actcalc.plan.planner import RunPlanner
+    from actcalc.plan.settings import PlanSettings
     from actcalc.solve.layers import layer_options
 
     device = run.device or load_device("h100-80gb")

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from actcalc.layers.core.graph import Graph, Op
+from actcalc.plan.laying import RunStages
 from actcalc.plan.options import outcome_of, policy_option
-from actcalc.plan.planner import RunPlanner
 from actcalc.policy.outcome import LayerOutcome, layer_outcome
 from actcalc.policy.rules import NONE
 from actcalc.solve.options import Option
@@ -36,7 +36,7 @@ def products(graph: Graph) -> tuple[Op, ...]:
     return tuple(op for op in graph.ops if op.kind in ("linear", "core"))
 
 
-def keepable(planner: RunPlanner, graph: Graph) -> tuple[int, ...]:
+def keepable(planner: RunStages, graph: Graph) -> tuple[int, ...]:
     """Places of the products whose output may be kept.
 
     A fused attention kernel that draws its own dropout mask must run again: skipping it would
@@ -60,7 +60,7 @@ def keepable(planner: RunPlanner, graph: Graph) -> tuple[int, ...]:
     return tuple(found)
 
 
-def selective_options(planner: RunPlanner, graph: Graph) -> list[tuple[Option, LayerOutcome]]:
+def selective_options(planner: RunStages, graph: Graph) -> list[tuple[Option, LayerOutcome]]:
     """Every way to run one layer: no checkpoint, or one that keeps some of the products."""
     none = policy_option(planner.model, graph, planner.costs, NONE)
     nothing = layer_outcome(planner.model, graph, NONE)
@@ -73,7 +73,7 @@ def selective_options(planner: RunPlanner, graph: Graph) -> list[tuple[Option, L
 
 
 def _option(
-    planner: RunPlanner, graph: Graph, chosen: tuple[int, ...]
+    planner: RunStages, graph: Graph, chosen: tuple[int, ...]
 ) -> tuple[Option, LayerOutcome]:
     sizes = planner.model.sizes
     every = products(graph)

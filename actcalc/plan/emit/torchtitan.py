@@ -23,7 +23,8 @@ from itertools import combinations
 from actcalc.layers.core.graph import Graph, Op
 from actcalc.plan.named import Fit, Rivals
 from actcalc.plan.options import outcome_of
-from actcalc.plan.planner import PER_OP_FRAMEWORK, RunPlanner
+from actcalc.plan.planner import RunPlanner
+from actcalc.plan.settings import PER_OP_FRAMEWORK
 from actcalc.plan.ways import Measured
 from actcalc.policy.rules import executed
 from actcalc.solve.options import Option

@@ -25,7 +25,7 @@ from actcalc.plan.budget import parse_bytes
 from actcalc.plan.measured.ops import MeasuredOps, measured_ops, plan_layer_of
 from actcalc.plan.named import Fit, Row, mixes
 from actcalc.plan.options import Costs, ModuleChoice
-from actcalc.plan.planner import PlanSettings
+from actcalc.plan.settings import PlanSettings
 from actcalc.solve.beside import Beside
 from actcalc.solve.heuristics import greedy, sqrt
 from actcalc.solve.layers import LayerGroup, layer_options
