@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from actcalc.answers.calibrate import Calibration
+from actcalc.answers.header import RunAnswer, header, run_notes
 from actcalc.cost.flops import Counting, hardware_flops, model_flops
 from actcalc.cost.rates import default_note, peak_flops, rates_of
-from actcalc.cost.roofline import Roofline
-from actcalc.cost.step import StepTime, check_timed, policy_of, step_time
+from actcalc.cost.roofline import roofline_of
+from actcalc.cost.step import StepTime, check_timed, step_time
 from actcalc.errors import SpecError
-from actcalc.layers.model import ModelGraph, model_graph
 from actcalc.policy.rules import Policy
+from actcalc.run.staged import StagedRun
 from actcalc.specs.device import Device
-from actcalc.specs.result import Result
 from actcalc.specs.run import Run
 
 Basis = Literal["measured", "mfu", "predicted"]
@@ -84,23 +84,15 @@ class Training:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Utilisation(Result):
+class Utilisation(RunAnswer):
     """How much of the devices' arithmetic one training step uses."""
 
     schema_name: ClassVar[str] = "actcalc/mfu/1"
 
-    model: dict[str, Any]
-    """The model's fields."""
-    layout: dict[str, Any]
-    """The layout's fields."""
-    workload: dict[str, Any]
-    """The workload's fields."""
-    device: dict[str, Any]
-    """The device's fields."""
-    framework: str
-    """The framework profile that chose the kernels."""
     policy: str
     """The recompute policy."""
+    device: dict[str, Any]
+    """The device's fields."""
     gpus: int
     """Devices that take part."""
     global_batch: int
@@ -207,10 +199,9 @@ def utilisation(
             f"cp {layout.cp} = {replica} GPUs each",
             f"use --gpus {-(-count // replica) * replica}, or lower --tp, --pp or --cp",
         )
-    batch = run.workload.global_batch or run.workload.micro_batch * layout.dp
-    graph = model_graph(run.model, layout, run.workload, run.framework)
-    policy = policy_of(run, graph)
-    prediction = _predict(run, graph, policy, device, count, batch, efficiency)
+    staged = StagedRun(run)
+    graph, policy, batch = staged.graph, staged.only_policy, staged.global_batch
+    prediction = _predict(staged, policy, count, efficiency)
     useful = _scaled(model_flops(graph, counting), batch, run)
     if counting == "causal" and not run.model.causal:
         raise SpecError(
@@ -229,21 +220,15 @@ def utilisation(
             raise SpecError(f"no step time to judge: {prediction}", "add --step-time or --mfu")
     measured = step_seconds if basis == "measured" else None
     available = step_seconds * count * peak
-    figures = tuple(
-        _counted(graph, policy, each, batch, run, available) for each in ("full", "causal")
-    )
-    hardware = hardware_flops(graph, policy, counting, run.training)
+    figures = tuple(_counted(staged, policy, each, available) for each in ("full", "causal"))
+    hardware = hardware_flops(staged, policy, counting)
     done = _scaled(hardware.flops, batch, run)
     by_ops = _scaled(hardware.op_flops, batch, run)
     step_tokens = batch * run.workload.seq
-    computed = hardware_flops(graph, policy, _computed(run), run.training)
+    computed = hardware_flops(staged, policy, _computed(run))
     least = _scaled(computed.op_flops, batch, run) / available
     return Utilisation(
-        model=run.model.model_dump(),
-        layout=layout.model_dump(),
-        workload=run.workload.model_dump(),
-        device=device.model_dump(),
-        framework=run.framework.name,
+        **header(staged),
         policy=policy.name,
         gpus=count,
         global_batch=batch,
@@ -268,7 +253,7 @@ def utilisation(
         prediction=_prediction(prediction, run, device, measured, efficiency),
         training=_training(tokens, step_tokens, step_seconds, count, price_per_gpu_hour),
         notes=_notes(
-            run,
+            staged,
             prediction,
             _impossible(useful / available, least, frozen=bool(run.training.lora_rank)),
             hardware.convention,
@@ -302,10 +287,11 @@ def _impossible(mfu: float, least: float, *, frozen: bool) -> str:
 
 
 def _counted(
-    graph: ModelGraph, policy: Policy, counting: Counting, batch: int, run: Run, available: float
+    staged: StagedRun, policy: Policy, counting: Counting, available: float
 ) -> CountingFigure:
-    useful = _scaled(model_flops(graph, counting), batch, run)
-    done = _scaled(hardware_flops(graph, policy, counting, run.training).flops, batch, run)
+    run, batch = staged.run, staged.global_batch
+    useful = _scaled(model_flops(staged.graph, counting), batch, run)
+    done = _scaled(hardware_flops(staged, policy, counting).flops, batch, run)
     return CountingFigure(
         counting=counting,
         model_flops=useful,
@@ -316,16 +302,10 @@ def _counted(
 
 
 def _predict(
-    run: Run,
-    graph: ModelGraph,
-    policy: Policy,
-    device: Device,
-    gpus: int,
-    batch: int,
-    efficiency: Mapping[str, float] | None,
+    staged: StagedRun, policy: Policy, gpus: int, efficiency: Mapping[str, float] | None
 ) -> StepTime | str:
     """The predicted step, or why there is none."""
-    layout = run.layout
+    run, layout, batch = staged.run, staged.run.layout, staged.global_batch
     if layout.devices != gpus:
         return (
             f"the layout (tp {layout.tp} x pp {layout.pp} x cp {layout.cp} x dp {layout.dp}) "
@@ -337,11 +317,9 @@ def _predict(
             f"global batch {batch} is no multiple of micro-batch {run.workload.micro_batch} x "
             f"dp {layout.dp}"
         )
-    rates = rates_of(device, run.workload.precision, efficiency, devices=gpus)
-    roofline = Roofline(graph, rates, run.training)
     try:
         check_timed(run.training)
-        return step_time(graph, policy, roofline, count=count)
+        return step_time(policy, roofline_of(staged, efficiency))
     except SpecError as error:
         return f"{error} ({error.hint})" if error.hint else str(error)
 
@@ -386,14 +364,15 @@ def _training(
 
 
 def _notes(
-    run: Run,
+    staged: StagedRun,
     prediction: StepTime | str,
     impossible: str,
     convention: str,
     by_ops: float,
     efficiency: Mapping[str, float] | None,
 ) -> tuple[str, ...]:
-    notes = [*run.warnings, impossible]
+    run = staged.run
+    notes = [*run_notes(staged), impossible, staged.microbatches_note]
     if convention == "paper":
         notes.append(
             "HFU by the paper's equation, which adds s/6h; the ops that re-run alone make it "

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from actcalc.answers.compare import parse_for
 from actcalc.errors import SpecError
 from actcalc.plan.named import Fit, Layered, Rivals
 from actcalc.plan.options import ARRIVAL, Costs, ModuleChoice
@@ -665,7 +664,7 @@ def plan_command(
         settings = replace(settings, rests=rest_of_stages(run, settings))
     planner = RunPlanner(run, settings)
     for name in run.policies:
-        parse_for(name, planner.model, run.model.depth)
+        planner.staged.policy(name)
     if budget is None:
         if not points:
             raise SpecError("no memory to plan for", "give --memory 70GiB, or a --device")
@@ -706,7 +705,7 @@ def rest_of_stages(run: Run, settings: PlanSettings) -> tuple[Rest, ...]:
     part of it, without re-running, and what re-running everything holds on top.
     """
     from actcalc.memory.moments import stage_moments
-    from actcalc.memory.report import Evaluation
+    from actcalc.memory.stage import StageMemory
 
     training = run.training
     if training.offload == "activations" or training.offload_modules or training.offload_layers:
@@ -718,7 +717,7 @@ def rest_of_stages(run: Run, settings: PlanSettings) -> tuple[Rest, ...]:
     rivals = Rivals(bare)
     found: list[list[tuple[StageMoments, Layered]]] = [[] for _ in bare.stages]
     for name in ("none", "full"):
-        work = Evaluation(replace(run, policies=(name,)))
+        work = StageMemory(bare.staged, bare.staged.policy(name))
         for stage in bare.stages:
             layered = rivals.layered(stage, rivals.policy(name, stage))
             found[stage.index].append((stage_moments(work, stage.index), layered))

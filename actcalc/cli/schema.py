@@ -27,7 +27,7 @@ INPUTS = {
 OUTPUTS = {
     "compare": ("actcalc.answers.compare", "Comparison"),
     "breakdown": ("actcalc.answers.breakdown", "Breakdown"),
-    "memory": ("actcalc.memory.report", "MemoryReport"),
+    "memory": ("actcalc.answers.memory", "MemoryReport"),
     "plan": ("actcalc.answers.plan", "RunPlan"),
     "plan-layer": ("actcalc.plan.measured.plan", "LayerPlan"),
     "plan-problem": ("actcalc.answers.plan", "ProblemPlan"),

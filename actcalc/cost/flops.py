@@ -16,7 +16,7 @@ from actcalc.layers.core.context import whole
 from actcalc.layers.core.graph import Op
 from actcalc.layers.model import LayerRun, ModelGraph
 from actcalc.policy.rules import Policy
-from actcalc.policy.stage import StagePolicy
+from actcalc.run.staged import StagedRun
 from actcalc.specs import Model
 from actcalc.specs.training import Training
 
@@ -116,25 +116,21 @@ class HardwareFlops(NamedTuple):
     """Model FLOPs plus each re-run op once, whatever the convention."""
 
 
-def rerun_flops(model: ModelGraph, policy: Policy, counting: Counting = "full") -> int:
+def rerun_flops(staged: StagedRun, policy: Policy, counting: Counting = "full") -> int:
     """Forward FLOPs that ``policy`` runs again for one micro-batch, over all ranks."""
-    stage = StagePolicy(model, policy)
-    sizes = whole(dict(model.sizes))
-    layers = range(model.context.model.depth)
-    again = stage.rerun_flops(layers, sizes)
-    if counting == "full" or not model.context.model.causal:
-        return again
-    runs = {id(run.graph): run for run in model.runs}
-    for layer in layers:
-        graph = stage.graph(layer)
-        core = total(
-            op.flops
-            for op in stage.outcome(graph, stage.layer_policy(layer, layers)).rerun
-            if op.kind == "core"
+    model, stage = staged.graph, staged.under(policy)
+    causal = counting == "causal" and model.context.model.causal
+    shares = {id(run.graph): core_share(model, run) if causal else None for run in staged.kinds}
+    return sum(
+        count
+        * int(
+            op_flops(
+                stage.outcome(graph, chosen).rerun, causal=causal, share=shares[id(graph)]
+            ).value(staged.whole_sizes)
         )
-        saved = core * (ONE - core_share(model, runs[id(graph)]))
-        again -= int(saved.value(sizes))
-    return again
+        for chunk in staged.chunks
+        for graph, chosen, count in stage.tally(chunk)
+    )
 
 
 def frozen_flops(model: ModelGraph, training: Training) -> int:
@@ -153,18 +149,14 @@ def frozen_flops(model: ModelGraph, training: Training) -> int:
     )
 
 
-def hardware_flops(
-    model: ModelGraph,
-    policy: Policy,
-    counting: Counting = "full",
-    training: Training | None = None,
-) -> HardwareFlops:
+def hardware_flops(staged: StagedRun, policy: Policy, counting: Counting = "full") -> HardwareFlops:
     """Hardware FLOPs of one micro-batch: the paper's own equation where its profile applies it."""
+    model = staged.graph
     context = model.context
     seq, batch = context.workload.seq, context.workload.micro_batch
     useful = model_flops(model, counting)
-    frozen = frozen_flops(model, training) if training else 0
-    by_ops = useful + rerun_flops(model, policy, counting) - frozen
+    frozen = frozen_flops(model, staged.run.training)
+    by_ops = useful + rerun_flops(staged, policy, counting) - frozen
     published = (
         counting == "full"
         and not frozen

@@ -20,14 +20,15 @@ from typing import NamedTuple
 from actcalc.cost.collective import collective_seconds, group_of
 from actcalc.cost.flops import core_share
 from actcalc.cost.gemm import Product, gemm_seconds
-from actcalc.cost.rates import Rates
+from actcalc.cost.rates import Rates, rates_of
+from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import ONE
 from actcalc.layers.core.graph import Collective, Comm, DType, Graph, Op
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.states import recipe
 from actcalc.policy.outcome import layer_outcome
 from actcalc.policy.rules import Policy
-from actcalc.run.placement import microbatches
+from actcalc.run.staged import StagedRun
 from actcalc.specs.training import Training
 
 _INTEGERS = (DType.BOOL, DType.UINT8, DType.INT32, DType.INT64)
@@ -132,7 +133,7 @@ def _gradient_bytes(roofline: Roofline) -> GradientBytes:
     training, context = roofline.training, roofline.model.context
     rules = recipe(roofline.model, training)
     item = float(context.act.itemsize)
-    several = microbatches(context.layout, context.workload) > 1
+    several = roofline.staged.microbatches > 1
     if rules.name == "megatron":
         size = rules.gradient
         if training.gradient_fusion:
@@ -151,14 +152,15 @@ def _gradient_bytes(roofline: Roofline) -> GradientBytes:
 class Roofline:
     """Times of a model's graphs on a device; each op is timed once."""
 
-    def __init__(self, model: ModelGraph, rates: Rates, training: Training | None = None) -> None:
-        self.model = model
+    def __init__(self, staged: StagedRun, rates: Rates) -> None:
+        self.staged = staged
+        self.model: ModelGraph = staged.graph
         self.rates = rates
-        self.training = training or Training()
+        self.training: Training = staged.run.training
         self._ops: dict[int, tuple[OpTime, ...]] = {}
         self._layers: dict[tuple[int, Policy], LayerTime] = {}
-        runs = (*model.runs, *([model.mtp] if model.mtp else []))
-        self._core_share = {id(run.graph): core_share(model, run) for run in runs}
+        runs = (*self.model.runs, *([self.model.mtp] if self.model.mtp else []))
+        self._core_share = {id(run.graph): core_share(self.model, run) for run in runs}
 
     @cached_property
     def _eager_framework(self) -> bool:
@@ -525,3 +527,15 @@ class _Timer:
             # A second kernel reads both again for the gradients of weight and bias.
             return total + gradients + saved, 2
         return total, 1
+
+
+def roofline_of(staged: StagedRun, efficiency: Mapping[str, float] | None = None) -> Roofline:
+    """The times of a run's graphs on its device; ``efficiency`` overrides shares of its peaks.
+
+    Raises ``SpecError`` without a device, or where it has no peak for the run's precision.
+    """
+    run = staged.run
+    if run.device is None:
+        raise SpecError("times need a device", "add --device")
+    rates = rates_of(run.device, run.workload.precision, efficiency, devices=run.layout.devices)
+    return Roofline(staged, rates)

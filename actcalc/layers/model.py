@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ class LayerRun:
     kind: LayerKind
     graph: Graph
     count: int
+    label: str = ""
+    """Its name in answers, unlike that of every other kind."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -45,7 +47,11 @@ class ModelGraph:
         for run in self.runs:
             counts[run.kind] = counts.get(run.kind, 0) + run.count
             graphs.setdefault(run.kind, run.graph)
-        return tuple(LayerRun(kind, graphs[kind], count) for kind, count in counts.items())
+        labels = [kind.label for kind in counts]
+        return tuple(
+            LayerRun(kind, graphs[kind], count, _numbered(labels, index))
+            for index, (kind, count) in enumerate(counts.items())
+        )
 
     def graphs(self, *, mtp: bool = True) -> Iterator[tuple[Graph, int]]:
         """Every graph with its multiplicity: embedding, layers, head, prediction layers."""
@@ -59,6 +65,14 @@ class ModelGraph:
     def flops(self) -> Expr:
         """Forward FLOPs of one micro-batch on one rank, layers and head."""
         return total(op.flops * count for graph, count in self.graphs() for op in graph.ops)
+
+
+def _numbered(labels: Sequence[str], index: int) -> str:
+    """A label as it is, or numbered where several kinds of layer have it."""
+    label = labels[index]
+    if labels.count(label) == 1:
+        return label
+    return f"{label} {labels[: index + 1].count(label)}"
 
 
 def model_graph(

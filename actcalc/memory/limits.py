@@ -3,47 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import cache
 from math import lcm
-from typing import TYPE_CHECKING
 
 from actcalc.errors import SpecError
-from actcalc.run.placement import microbatches
-from actcalc.specs.run import Run
-
-if TYPE_CHECKING:
-    from actcalc.memory.report import LimitFigure
+from actcalc.memory.stage import total_bytes
+from actcalc.run.staged import StagedRun
 
 QUANTITIES = ("micro-batch", "seq")
 _SEQ_STEP = 64  # tokens; kernels pad to it, and no one asks for a finer answer
 _MOST = 2**24
 
 
-def find_limits(run: Run, quantities: Sequence[str]) -> tuple[LimitFigure, ...]:
-    """One figure per policy and quantity; raises ``SpecError`` without a device."""
-    if run.device is None:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class LimitFigure:
+    """The largest value of one quantity that still fits the device."""
+
+    policy: str
+    """The recompute policy."""
+    quantity: str
+    """micro-batch or seq."""
+    largest: int
+    """The largest value that fits; 0 if not even the smallest does."""
+    total_bytes: int
+    """What the fullest stage needs at that value."""
+    tokens: int
+    """Tokens of one micro-batch at that value."""
+
+
+def find_limits(staged: StagedRun, quantities: Sequence[str]) -> tuple[LimitFigure, ...]:
+    """One figure per policy of the run and quantity; raises ``SpecError`` without a device."""
+    if staged.run.device is None:
         raise SpecError("--max needs a device to fill", "add --device h100-80gb")
     for quantity in quantities:
         if quantity not in QUANTITIES:
             raise SpecError(f"--max {quantity!r}", "use " + " or ".join(QUANTITIES))
     return tuple(
-        _largest(replace(run, policies=(policy,)), policy, quantity)
+        largest(staged, policy, quantity)
         for quantity in quantities
-        for policy in run.policies or ("none",)
+        for policy in staged.run.policies or ("none",)
     )
 
 
-def _largest(run: Run, policy: str, quantity: str) -> LimitFigure:
-    from actcalc.memory.report import LimitFigure
-
-    layout = run.layout
+def largest(staged: StagedRun, policy: str, quantity: str) -> LimitFigure:
+    """The largest value of one quantity that fits the run's device under one policy."""
+    layout, device = staged.run.layout, staged.run.device
     step = 1
     if quantity == "seq":
         step = lcm(layout.cp * (layout.tp if layout.sp else 1), _SEQ_STEP)
-    usable = run.device.usable_bytes if run.device else 0
+    usable = device.usable_bytes if device else 0
 
+    @cache
     def needs(times: int) -> int:
-        return total_bytes(_with(run, quantity, times * step))
+        other = resized(staged, quantity, times * step)
+        return total_bytes(other, other.policy(policy))
 
     if needs(1) > usable:
         return LimitFigure(
@@ -58,30 +72,20 @@ def _largest(run: Run, policy: str, quantity: str) -> LimitFigure:
             low = middle
         else:
             high = middle
-    best = _with(run, quantity, low * step)
     return LimitFigure(
         policy=policy,
         quantity=quantity,
         largest=low * step,
         total_bytes=needs(low),
-        tokens=best.workload.tokens,
+        tokens=resized(staged, quantity, low * step).run.workload.tokens,
     )
 
 
-def _with(run: Run, quantity: str, value: int) -> Run:
+def resized(staged: StagedRun, quantity: str, value: int) -> StagedRun:
     """The run with another micro-batch (as many micro-batches as before) or sequence."""
-    work = run.workload
+    work = staged.run.workload
     if quantity == "seq":
-        return replace(run, workload=work.model_copy(update={"seq": value}))
-    changes = {"micro_batch": value}
-    if work.global_batch is not None:
-        changes["global_batch"] = value * run.layout.dp * microbatches(run.layout, work)
-    return replace(run, workload=work.model_copy(update=changes))
-
-
-def total_bytes(run: Run) -> int:
-    """What the fullest stage of a run needs."""
-    from actcalc.memory.report import Evaluation
-
-    work = Evaluation(run)
-    return max(work.figure(stage).total_bytes for stage in range(run.layout.pp))
+        return staged.changed(workload=work.model_copy(update={"seq": value}))
+    batch = value * staged.run.layout.dp * staged.microbatches
+    changes = {"micro_batch": value, "global_batch": batch}
+    return staged.changed(workload=work.model_copy(update=changes))

@@ -1,6 +1,6 @@
 """What a stage holds at each moment of a step, for a planner that changes what layers store.
 
-:mod:`actcalc.memory.report` looks for the highest moment under one policy. A plan over policies
+:mod:`actcalc.memory.stage` looks for the highest moment under one policy. A plan over policies
 must know them all: with which layers stored, and how high beside them.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from actcalc.memory.parts import Part
-from actcalc.memory.report import Evaluation
+from actcalc.memory.stage import StageMemory
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class StageMoments:
     tail: int
 
 
-def stage_moments(work: Evaluation, stage: int) -> StageMoments:
+def stage_moments(work: StageMemory, stage: int) -> StageMoments:
     """The moments of one stage under the evaluation's policy, in bytes."""
     held, _, found = work.beside(stage)
     chunks = work.places[stage]
@@ -44,8 +44,7 @@ def stage_moments(work: Evaluation, stage: int) -> StageMoments:
     absent_forward = 0 if persistent else held.gradients
     forward = running = backward = tail = 0
     layers = [0] * (len(chunks[0]) if len(chunks) == 1 else 0)
-    for kind, chunk, activations, stashes in work.moments(stage):
-        counts = [a + w for a, w in zip(activations, stashes, strict=True)]
+    for kind, chunk, counts in work.staged.work(stage):
         stored = always + sum(n * whole for n, whole in zip(counts, wholes, strict=True))
         if kind == "W":
             forward = max(forward, stored)

@@ -101,7 +101,6 @@ class Timeline:
         self._away: dict[tuple[int, str], Away] = {}
         self._parameters: dict[int, Parameters] = {}
         self._trained: dict[int, Trained] = {}
-        self._scopes: dict[int, frozenset[str]] = {}
         self._shapes: dict[int, frozenset[tuple[int, ...]]] = {}
         self.last_layer = self.model.context.model.depth
 
@@ -158,16 +157,15 @@ class Timeline:
             self._trained[key] = trained_of(self.model, graph, self.training)
         return self._trained[key]
 
-    def layer_parameters(self, layer: int, seen: set[str]) -> Parameters:
-        """Parameters of one layer on one rank, without tables (scopes) in ``seen``."""
-        graph = self.stages.graph(layer)
-        key = id(graph)
-        if key not in self._scopes:
-            self._scopes[key] = frozenset(w.scope for w in graph.weights if w.scope)
-        scopes = self._scopes[key]
+    def stage_parameters(self, graph: Graph, count: int, seen: set[str]) -> Parameters:
+        """Parameters of ``count`` such graphs on one rank, without tables (scopes) in ``seen``."""
+        scopes = {weight.scope for weight in graph.weights if weight.scope}
         if not scopes:
-            return self.parameters(graph)
-        return parameters_of(self.model, graph, self.training, seen)
+            return self.parameters(graph) * count
+        found = parameters_of(self.model, graph, self.training, seen)
+        if count == 1:
+            return found
+        return found + parameters_of(self.model, graph, self.training, seen) * (count - 1)
 
     def shapes(self, graph: Graph) -> frozenset[tuple[int, ...]]:
         """Shapes of the weights of matrix products in one graph, on one rank (cached)."""
@@ -318,7 +316,7 @@ class Timeline:
 
     def _segments(self, chunk: range, way: Offloading) -> Iterator[Part]:
         policy = self.stages.policy
-        if policy.whole and policy.segment > 1:
+        if policy.segmented:
             for segment in self.stages.segments(chunk):
                 yield self._segment(segment.layers, segment.stored_bytes, chunk)
             return

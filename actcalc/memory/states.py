@@ -97,6 +97,11 @@ class Group(NamedTuple):
             return NotImplemented
         return Group(*(a + b for a, b in zip(self, other, strict=True)))
 
+    def __mul__(self, count: object) -> Group:
+        if not isinstance(count, int):
+            return NotImplemented
+        return Group(*(a * count for a in self))
+
     @property
     def parameters(self) -> int:
         """All of them."""
@@ -116,6 +121,11 @@ class Parameters(NamedTuple):
         if not isinstance(other, Parameters):
             return NotImplemented
         return Parameters(self.dense + other.dense, self.expert + other.expert)
+
+    def __mul__(self, count: object) -> Parameters:
+        if not isinstance(count, int):
+            return NotImplemented
+        return Parameters(self.dense * count, self.expert * count)
 
     @property
     def total(self) -> int:

@@ -50,7 +50,7 @@ class PlanStates:
 
 def states_of(run: Run) -> PlanStates:
     """The states that ``run`` keeps beside its activations, on the stage that keeps most."""
-    from actcalc.memory.report import memory_run
+    from actcalc.answers.memory import memory_run
 
     report = memory_run(replace(run, policies=("none",)))
     most = max(

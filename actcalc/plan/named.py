@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from actcalc.answers.compare import default_policies, parse_for
+from actcalc.answers.compare import default_policies
 from actcalc.layers.core.graph import Graph
 from actcalc.plan.options import policy_option, wrapped_modules
 from actcalc.plan.planner import RunPlanner, Stage
@@ -136,7 +136,7 @@ class Rivals:
         Beside a plan of whole modules only those that wrap modules the framework can wrap.
         """
         skipped = ("full-sharded", "sqrt")
-        found = [n for n in default_policies(self.planner.model) if n not in skipped]
+        found = [n for n in default_policies(self.planner.staged) if n not in skipped]
         if self.planner.run.framework.name == PER_OP_FRAMEWORK:
             found.insert(found.index("full"), "op")
         if self.planner.settings.semantics == "module":
@@ -147,15 +147,14 @@ class Rivals:
         policy = self.policy(name, self.planner.stages[0])
         known = {
             module
-            for run in self.planner.model.kinds
+            for run in self.planner.staged.kinds
             for module in wrapped_modules(self.planner.model, run.graph)
         }
         return not policy.per_op and set(policy.modules) <= known
 
     def policy(self, name: str, stage: Stage) -> Policy:
         """The policy called ``name`` for one stage."""
-        longest = max((len(chunk) for chunk in self.planner.chunks[stage.index]), default=1)
-        return parse_for(name, self.planner.model, max(1, longest))
+        return self.planner.staged.policy(name)
 
     def single(self, name: str, budget: int) -> Fit:
         """One policy on every layer of every stage; segments and blocks of layers are allowed."""
@@ -188,9 +187,9 @@ class Rivals:
         for chunk, flight in zip(self.planner.chunks[stage.index], stage.in_flight, strict=True):
             members = graphs[at : at + len(chunk)]
             at += len(chunk)
-            for start in range(0, len(members), policy.segment):
-                part = members[start : start + policy.segment]
-                chosen = [self._layer_policy(policy, start + i) for i in range(len(part))]
+            for segment in policy.segments(range(len(members))):
+                start, part = segment.start, members[segment.start : segment.stop]
+                chosen = [policy.of_layer(start + i) for i in range(len(part))]
                 if skip is not None and skip(at - len(chunk) + start):
                     chosen = [NONE] * len(part)
                 options = [self.option(g, p) for g, p in zip(part, chosen, strict=True)]
@@ -221,12 +220,6 @@ class Rivals:
                 return Fit((name,), None, None)
             total, peak = total + sum(o.cost for o, _ in options), max(peak, high)
         return Fit((name,), total, peak)
-
-    def _layer_policy(self, policy: Policy, position: int) -> Policy:
-        skipped = (policy.block is not None and position >= policy.block) or (
-            policy.every > 1 and (position + 1) % policy.every
-        )
-        return NONE if skipped else policy
 
     def _peak(
         self,

@@ -12,19 +12,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import gcd
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from actcalc.layers.core.context import whole
 from actcalc.layers.core.graph import Graph, Op
 from actcalc.layers.model import ModelGraph
 from actcalc.policy.outcome import layer_outcome
 from actcalc.policy.rules import MODULES, NONE, Policy
+from actcalc.run.staged import StagedRun
 from actcalc.solve.knapsack import Option, OptionSet
 from actcalc.solve.problem import LIMIT, PlanLayer, PlanOp
 from actcalc.solve.segments import Chain
-
-if TYPE_CHECKING:
-    from actcalc.specs.device import Device
 
 Unit = Literal["seconds", "flops"]
 
@@ -64,17 +62,16 @@ class Costs:
         return cost // self.scale * self.flops_unit
 
 
-def costs_of(model: ModelGraph, device: Device | None) -> Costs:
-    """Costs of every op in seconds on ``device``, else in FLOPs.
+def costs_of(staged: StagedRun) -> Costs:
+    """Costs of every op in seconds on the run's device, else in FLOPs.
 
     Raises ``SpecError`` where the device has no known peak for the run's precision.
     """
-    graphs = [run.graph for run in model.kinds]
-    if device is not None:
-        from actcalc.cost.rates import rates_of
-        from actcalc.cost.roofline import Roofline
+    graphs = [run.graph for run in staged.kinds]
+    if staged.run.device is not None:
+        from actcalc.cost.roofline import roofline_of
 
-        roofline = Roofline(model, rates_of(device, model.context.workload.precision))
+        roofline = roofline_of(staged)
         return Costs(
             "seconds",
             {
@@ -82,7 +79,7 @@ def costs_of(model: ModelGraph, device: Device | None) -> Costs:
                 for g in graphs
             },
         )
-    return _flops(model, graphs)
+    return _flops(staged.graph, graphs)
 
 
 def _flops(model: ModelGraph, graphs: Sequence[Graph]) -> Costs:

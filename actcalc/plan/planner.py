@@ -14,9 +14,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 from actcalc.errors import SpecError
-from actcalc.layers.adapters import adapted
 from actcalc.layers.core.graph import Graph
-from actcalc.layers.model import ModelGraph, model_graph
+from actcalc.layers.model import ModelGraph
 from actcalc.plan.offload import Transfer, module_offload_options, offload_options
 from actcalc.plan.options import (
     NANO,
@@ -26,8 +25,8 @@ from actcalc.plan.options import (
     module_options,
     plan_layer,
 )
-from actcalc.policy.rules import NONE, Policy, parse_policy
-from actcalc.run.placement import held, microbatches, placement
+from actcalc.policy.rules import NONE
+from actcalc.run.staged import StagedRun
 from actcalc.solve.heuristics import greedy, sqrt
 from actcalc.solve.knapsack import OptionSet
 from actcalc.solve.problem import PeakModel, PlanLayer, Problem
@@ -116,16 +115,15 @@ class RunPlanner:
         options: Callable[[RunPlanner, Graph], OptionSet] | None = None,
     ) -> None:
         self.run = run
+        self.staged = StagedRun(run)
         self._special = options
         self.settings = settings or PlanSettings()
-        self.model: ModelGraph = adapted(
-            model_graph(run.model, run.layout, run.workload, run.framework), run.training
-        )
-        self.costs: Costs = costs_of(self.model, run.device)
-        self.full = full_policy(self.model)
-        self.chunks = placement(run.model.depth, run.layout)
-        self.flights = held(run.layout, microbatches(run.layout, run.workload))
-        self._names = _distinct_names(self.model)
+        self.model: ModelGraph = self.staged.graph
+        self.costs: Costs = costs_of(self.staged)
+        self.full = self.staged.full
+        self.chunks = self.staged.places
+        self.flights = self.staged.held
+        self._names = {id(kind.graph): kind.label for kind in self.staged.kinds}
         self._layers: dict[int, PlanLayer] = {}
         self._found: dict[int, OptionSet] = {}
         self._check()
@@ -199,7 +197,7 @@ class RunPlanner:
         return all(len(stage) == 1 for stage in self.chunks)
 
     def _stage(self, index: int) -> Stage:
-        graphs = [run.graph for run in self.model.runs for _ in range(run.count)]
+        graphs = self.staged.layers
         chunks, flights = self.chunks[index], self.flights[index]
         groups: list[LayerGroup] = []
         owners: list[Graph] = []
@@ -262,12 +260,9 @@ class RunPlanner:
 
     @cached_property
     def _roofline(self) -> Roofline:
-        from actcalc.cost.rates import rates_of
-        from actcalc.cost.roofline import Roofline
+        from actcalc.cost.roofline import roofline_of
 
-        assert self.run.device is not None
-        precision, count = self.run.workload.precision, self.run.layout.devices
-        return Roofline(self.model, rates_of(self.run.device, precision, devices=count))
+        return roofline_of(self.staged)
 
     @cached_property
     def _modules(self) -> Mapping[int, tuple[Any, Any]]:
@@ -276,7 +271,7 @@ class RunPlanner:
                 module_options(self.model, run.graph, self.costs, self.full),
                 module_chain(self.model, run.graph, self.costs, self.full),
             )
-            for run in self.model.kinds
+            for run in self.staged.kinds
         }
 
     def layer(self, graph: Graph) -> PlanLayer:
@@ -442,23 +437,6 @@ def units_of(groups: Sequence[PlanGroup], stage: Stage) -> list[tuple[PlanGroup,
             units.append((unit, flights[at]))
             at += group.segment
     return units
-
-
-def full_policy(model: ModelGraph) -> Policy:
-    """Re-running whole layers, with their input kept as the framework keeps it."""
-    gathered = model.context.kernel("full_input") == "replicated"
-    return parse_policy("full", layers=1, full_boundary="replicated" if gathered else "own")
-
-
-def _distinct_names(model: ModelGraph) -> dict[int, str]:
-    """A name for each kind of layer; kinds of one label are numbered."""
-    labels = [run.kind.label for run in model.kinds]
-    names: dict[int, str] = {}
-    for index, run in enumerate(model.kinds):
-        label = run.kind.label
-        place = labels[: index + 1].count(label)
-        names[id(run.graph)] = label if labels.count(label) == 1 else f"{label} {place}"
-    return names
 
 
 def _shape_text(stage: Stage) -> str:

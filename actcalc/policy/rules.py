@@ -9,7 +9,7 @@ save of its products: they are made again before backward needs them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,8 +62,9 @@ class Policy:
     """What is re-run: nothing, modules of each layer, or whole layers in segments.
 
     ``modules`` are the re-run modules of every layer. ``whole`` re-runs layers whole, ``segment``
-    consecutive layers from one stored input; ``block`` limits that to the first so many layers of
-    a pipeline chunk (the rest store everything); ``every`` to each so-manieth layer. ``boundary``
+    consecutive layers of a pipeline chunk from one stored input (None: √n of a chunk's n layers,
+    Chen et al. 2016); ``block`` limits that to the first so many layers of a chunk (the rest store
+    everything); ``every`` to each so-manieth layer of a chunk. ``boundary``
     says how the layer input is kept: ``own`` as the layer gets it (split under sequence
     parallelism), ``replicated`` on every tensor-parallel rank, ``split`` over them (Megatron's
     ``distribute_saved_activations``, without sequence parallelism). ``per_op`` re-runs all but
@@ -73,12 +74,37 @@ class Policy:
     name: str
     modules: tuple[str, ...] = ()
     whole: bool = False
-    segment: int = 1
+    segment: int | None = 1
     block: int | None = None
     boundary: Boundary = "own"
     every: int = 1
     per_op: bool = False
-    note: str = ""
+
+    @property
+    def segmented(self) -> bool:
+        """Whether several layers are re-run from one stored input."""
+        return self.segment != 1
+
+    @property
+    def count(self) -> int:
+        """The number of layers in its name (uniform:N, block:N, every:N); else 1."""
+        return max(self.segment or 1, self.block or 1, self.every)
+
+    def segments(self, chunk: range) -> Iterator[range]:
+        """A chunk's layers cut into those that are stored, and re-run, together."""
+        length = self.segment
+        if length is None:
+            length = -(-len(chunk) // max(1, round(len(chunk) ** 0.5)))
+        for start in range(chunk.start, chunk.stop, max(1, length)):
+            yield range(start, min(start + length, chunk.stop))
+
+    def of_layer(self, position: int) -> Policy:
+        """What holds for one layer of a chunk, counted from 0: block and every leave some alone."""
+        if self.block is not None and position >= self.block:
+            return NONE
+        if self.every > 1 and (position + 1) % self.every:
+            return NONE
+        return self
 
 
 NONE = Policy("none")
@@ -98,12 +124,11 @@ NAMES = (
 _COUNTED = r"(uniform|block|every):(\d{1,6})"
 
 
-def parse_policy(text: str, *, layers: int, full_boundary: Boundary = "own") -> Policy:
+def parse_policy(text: str, *, full_boundary: Boundary = "own") -> Policy:
     """Return the policy called ``text``; combinations of modules are joined with ``+``.
 
-    ``layers`` is the number of consecutive layers that segments are cut from (one pipeline
-    chunk); ``full_boundary`` is how the framework keeps the input of a fully re-run layer.
-    Raises ``SpecError`` for an unknown name.
+    ``full_boundary`` is how the framework keeps the input of a fully re-run layer. Raises
+    ``SpecError`` for an unknown name, or a number of layers below 1.
     """
     name = text.strip()
     if name == "none":
@@ -115,11 +140,10 @@ def parse_policy(text: str, *, layers: int, full_boundary: Boundary = "own") -> 
     if name == "op":
         return Policy(name, per_op=True)
     if name == "sqrt":
-        segments = max(1, round(layers**0.5))
-        return Policy(name, whole=True, segment=-(-layers // segments))
+        return Policy(name, whole=True, segment=None, boundary=full_boundary)
     counted = re.fullmatch(_COUNTED, name) if ":" in name else None
     if counted:
-        return _counted(name, counted[1], int(counted[2]), layers, full_boundary)
+        return _counted(name, counted[1], int(counted[2]), full_boundary)
     modules: list[str] = []
     for word in name.split("+"):
         module = ALIASES.get(word.strip(), word.strip())
@@ -136,12 +160,9 @@ def parse_policy(text: str, *, layers: int, full_boundary: Boundary = "own") -> 
     return Policy(name, modules=tuple(modules))
 
 
-def _counted(name: str, method: str, count: int, layers: int, boundary: Boundary) -> Policy:
-    if count < 1 or count > layers:
-        raise SpecError(
-            f"policy {name!r}: {count} is not between 1 and the {layers} layers of a stage",
-            f"use 1 to {layers}",
-        )
+def _counted(name: str, method: str, count: int, boundary: Boundary) -> Policy:
+    if count < 1:
+        raise SpecError(f"policy {name!r}: {count} is no number of layers", "count from 1")
     if method == "uniform":
         return Policy(name, whole=True, segment=count, boundary=boundary)
     if method == "block":

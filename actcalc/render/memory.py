@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
 
-from actcalc.memory.report import LimitFigure, MemoryReport, StageFigure
+from actcalc.answers.memory import MemoryReport
+from actcalc.memory.limits import LimitFigure
+from actcalc.memory.stage import StageFigure
 from actcalc.render.compare import run_lines
 from actcalc.render.sheet import Column, Row, Sheet, bytes_column
 from actcalc.render.training import training_lines

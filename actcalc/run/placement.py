@@ -60,14 +60,21 @@ def _slices(layout: Layout) -> tuple[tuple[int, ...], ...]:
 
 
 def microbatches(layout: Layout, workload: Workload) -> int:
-    """Microbatches each replica runs per step; without a global batch enough to fill the pipeline.
+    """Micro-batches each replica runs per step; without a global batch enough to fill the pipeline.
 
-    ``pp`` microbatches fill every schedule here (2·pp for DualPipe, whose two streams each need
-    pp).
+    ``pp`` fill every schedule with one chunk a stage and the V shapes, 2·pp DualPipe, whose two
+    streams each need pp. An interleaved pipeline's first stage holds 2(p - 1) + (v - 1)g + 1 chunks
+    when it is full: as many micro-batches as that takes, in whole groups of g (Megatron-Core
+    ``schedules.py`` get_pp_rank_microbatches).
     """
     if workload.global_batch:
         return workload.global_batch // (workload.micro_batch * layout.dp)
-    return layout.pp * (2 if layout.pipeline.startswith("dualpipe") else 1)
+    pp = layout.pp
+    if layout.pipeline == "interleaved":
+        group = layout.microbatch_group or pp
+        chunks = 2 * (pp - 1) + (layout.vpp - 1) * group + 1
+        return group * -(-chunks // (layout.vpp * group))
+    return pp * (2 if layout.pipeline.startswith("dualpipe") else 1)
 
 
 def held(layout: Layout, count: int) -> tuple[tuple[int, ...], ...]:
@@ -87,7 +94,7 @@ def held(layout: Layout, count: int) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def plain_moments(schedule: str, pp: int, count: int, stage: int) -> Iterator[tuple[str, int]]:
+def plain_work(schedule: str, pp: int, count: int, stage: int) -> Iterator[tuple[str, int]]:
     """The kinds of work of a stage with one chunk, each with the micro-batches it holds meanwhile.
 
     Runs the order of 1F1B (warm-up forwards, one forward and one backward in turn, the rest of

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from actcalc.answers.memory import memory_run
 from actcalc.errors import SpecError
 from actcalc.io import presets
 from actcalc.io.runs import load_run
-from actcalc.memory.report import memory_run
 
 MODELS = ("gpt2", "bert-base", "llama-3-8b", "mixtral-8x7b", "deepseek-v3", "t5-small",
           "mamba2-130m", "nemotron-3-nano-30b-a3b", "vit-b-16")  # fmt: skip

@@ -16,8 +16,8 @@ from actcalc.specs import Layout, Model, Workload
 from tests.properties.strategies import gpt_runs
 
 PAPER = load_framework("paper")
-ATTENTION = parse_policy("selective", layers=1)
-FULL = parse_policy("full", layers=1, full_boundary="replicated")
+ATTENTION = parse_policy("selective")
+FULL = parse_policy("full", full_boundary="replicated")
 
 
 def paper_bytes(model: Model, layout: Layout, workload: Workload, *, selective: bool) -> Fraction:

@@ -25,7 +25,7 @@ NAMES = ["none", "selective", "full", "full-sharded", "ffn", "attention", "norm"
 def test_leaves_sum_to_the_total(run, name):
     graph = model_graph(*run, PAPER)
     layer = graph.runs[0].graph
-    outcome = layer_outcome(graph, layer, parse_policy(name, layers=run[0].layers))
+    outcome = layer_outcome(graph, layer, parse_policy(name))
     found = leaves(graph, "layer", outcome)
     assert sum(leaf.bytes for leaf in found) == outcome.sizes(graph.sizes).stored
     assert len({leaf.tensor for leaf in found}) == len(found)
@@ -38,7 +38,7 @@ def test_none_stores_most_and_full_least(run):
     layer = graph.runs[0].graph
 
     def stored(name: str) -> int:
-        policy = parse_policy(name, layers=run[0].layers)
+        policy = parse_policy(name)
         return layer_outcome(graph, layer, policy).sizes(graph.sizes).stored
 
     assert stored("none") >= stored("selective") >= stored("full-sharded")
@@ -52,7 +52,7 @@ def test_none_stores_most_and_full_least(run):
 def test_kept_and_restored_make_the_whole(run, name):
     graph = model_graph(*run, PAPER)
     layer = graph.runs[0].graph
-    outcome = layer_outcome(graph, layer, parse_policy(name, layers=run[0].layers))
+    outcome = layer_outcome(graph, layer, parse_policy(name))
     size = outcome.sizes(graph.sizes)
     assert size.kept + size.restored == size.saved
     assert outcome.rerun or size.restored == 0
@@ -62,7 +62,7 @@ def test_kept_and_restored_make_the_whole(run, name):
 @given(gpt_runs(), st.integers(2, 7), st.sampled_from(NAMES))
 def test_linear_in_the_micro_batch(run, factor, name):
     model, layout, workload = run
-    policy = parse_policy(name, layers=model.layers)
+    policy = parse_policy(name)
 
     def stored(batch: int) -> int:
         more = workload.model_copy(update={"micro_batch": batch})
@@ -78,7 +78,7 @@ def test_segments_cover_each_layer_once(run, length):
     model = run[0]
     graph = model_graph(*run, PAPER)
     length = min(length, model.layers)
-    stage = StagePolicy(graph, parse_policy(f"uniform:{length}", layers=model.layers))
+    stage = StagePolicy(graph, parse_policy(f"uniform:{length}"))
     (chunks,) = placement(model.layers, Layout())
     segments = list(stage.segments(chunks[0]))
     assert [layer for segment in segments for layer in segment.layers] == list(range(model.layers))

@@ -10,22 +10,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from actcalc.answers.compare import main_run
 from actcalc.errors import SpecError
 from actcalc.io.runs import load_device
-from actcalc.layers.adapters import adapted
-from actcalc.layers.model import ModelGraph
-from actcalc.memory.report import Evaluation
-from actcalc.memory.states import States, targeted
+from actcalc.layers.adapters import targeted
+from actcalc.memory.stage import StageMemory
+from actcalc.memory.states import States
 from actcalc.plan.options import Costs
-from actcalc.policy.outcome import layer_outcome
 from actcalc.policy.rules import NONE
-from actcalc.run.placement import held, microbatches, placement
+from actcalc.run.schedule import SCHEDULES
+from actcalc.run.staged import StagedRun
 from actcalc.specs.layout import Layout
 from actcalc.specs.run import Run
 
 Body = tuple[str, tuple[str, ...], str]
-Explainer = Callable[[Run, ModelGraph], Body]
+Explainer = Callable[[StagedRun], Body]
 
 ZERO = "Rajbhandari et al. 2020, ZeRO, arXiv:1910.02054"
 ZERO_OFFLOAD = "Ren et al. 2021, ZeRO-Offload, arXiv:2101.06840"
@@ -47,7 +45,7 @@ _RECIPES = ("megatron", "mixed", "deepspeed", "amp", "fsdp", "pure")
 
 
 def _held(run: Run, stage: int = 0) -> tuple[States, int]:
-    work = Evaluation(run)
+    work = StageMemory.of(run)
     return work.beside(stage)[0], work.parameters(stage).total
 
 
@@ -59,10 +57,11 @@ def _gb(size: float) -> str:
     return f"{size / 1e9:,.4g} GB"
 
 
-def _eighteen(run: Run, graph: ModelGraph) -> Body:
+def _eighteen(staged: StagedRun) -> Body:
+    run = staged.run
     plain = replace(run, layout=run.layout.model_copy(update={"zero": 0}))
     kept, count = _held(plain)
-    rules = Evaluation(plain).rules
+    rules = StageMemory.of(plain).rules
     lines = [
         "Every parameter has a weight, a gradient and the optimizer's states; with mixed "
         "precision an fp32 master weight besides.",
@@ -91,7 +90,8 @@ def _eighteen(run: Run, graph: ModelGraph) -> Body:
     )
 
 
-def _zero(run: Run, graph: ModelGraph) -> Body:
+def _zero(staged: StagedRun) -> Body:
+    run = staged.run
     layout, lines = run.layout, []
     if layout.dp * layout.cp == 1:
         layout = layout.model_copy(update={"dp": _REPLICAS})
@@ -107,7 +107,7 @@ def _zero(run: Run, graph: ModelGraph) -> Body:
         f"{ranks} replicas hold the same {count:,} parameters. ZeRO splits over them: stage 1 the "
         "optimizer's states, 2 gradients too, 3 weights too."
     )
-    experts = Evaluation(run).parameters(0).expert.parameters
+    experts = StageMemory.of(run).parameters(0).expert.parameters
     for zero, (kept, _) in enumerate(stages):
         split = [i + zero >= 3 for i in range(3)]
         words = " + ".join(
@@ -134,7 +134,8 @@ def _zero(run: Run, graph: ModelGraph) -> Body:
     )
 
 
-def _lora(run: Run, graph: ModelGraph) -> Body:
+def _lora(staged: StagedRun) -> Body:
+    run, graph = staged.run, staged.graph
     rank = run.training.lora_rank or _RANK
     lines = [] if run.training.lora_rank else [f"No lora_rank set: rank {_RANK} is taken."]
     plain = _with(run, lora_rank=0, lora_targets="all", base_bits=16)
@@ -143,7 +144,7 @@ def _lora(run: Run, graph: ModelGraph) -> Body:
         f"W stays frozen; W + BA with B (out x r) and A (r x in) trains r·(in + out) numbers of a "
         f"matrix, r = {rank}:"
     )
-    layer = main_run(graph).graph
+    layer = StagedRun(plain).main.graph
     for op in layer.ops:
         if op.kind != "linear" or not op.weights or not targeted(op.group, tuned.training):
             continue
@@ -155,14 +156,14 @@ def _lora(run: Run, graph: ModelGraph) -> Body:
             )
     before, count = _held(plain)
     after, _ = _held(tuned)
-    group = Evaluation(tuned).parameters(0)
+    group = StageMemory.of(tuned).parameters(0)
     trained = group.dense.trained + group.expert.trained
     lines += [
         f"this GPU trains {trained:,} numbers, {trained / count:.2%} of {count:,}",
         f"states {_gb(before.total)} -> {_gb(after.total)}: weights {_gb(after.weights)}, "
         f"gradients {_gb(after.gradients)}, optimizer {_gb(after.optimizer)}",
     ]
-    tuned_layer = main_run(adapted(graph, tuned.training)).graph
+    tuned_layer = StagedRun(tuned).main.graph
     sizes = [int(g.bytes_of(g.saved).value(graph.sizes)) for g in (layer, tuned_layer)]
     lines += [
         f"activations of a layer {sizes[0]:,} B -> {sizes[1]:,} B: a frozen matrix needs its input "
@@ -173,7 +174,8 @@ def _lora(run: Run, graph: ModelGraph) -> Body:
     return "LoRA: what adapters save", tuple(lines), f"{HU}, section 4"
 
 
-def _offload(run: Run, graph: ModelGraph) -> Body:
+def _offload(staged: StagedRun) -> Body:
+    run = staged.run
     from actcalc.plan.planner import RunPlanner
 
     lines = []
@@ -182,7 +184,7 @@ def _offload(run: Run, graph: ModelGraph) -> Body:
         device = load_device("h100-80gb")
         lines.append("No --device given: an h100-80gb.")
     planner = RunPlanner(replace(run, device=device))
-    layer = main_run(planner.model).graph
+    layer = planner.staged.main.graph
     if device.host_copy_rate is None:
         raise SpecError(
             f"{device.name} has no known link to its host", "name a --device whose preset has one"
@@ -215,28 +217,27 @@ def _offload(run: Run, graph: ModelGraph) -> Body:
 # --- pipelines ------------------------------------------------------------------------------------
 
 
-def _pipeline(run: Run, schedule: str, vpp: int = 1) -> tuple[Layout, int, list[str]]:
-    """A layout that runs ``schedule``, its micro-batches, and what was assumed for it."""
-    layout, said = run.layout, []
-    pp = layout.pp
-    depth = run.model.depth
+def _pipeline(staged: StagedRun, schedule: str, vpp: int = 1) -> tuple[StagedRun, list[str]]:
+    """The run under ``schedule``, and what was assumed for it."""
+    run, said = staged.run, []
+    pp, depth = run.layout.pp, run.model.depth
     if pp == 1:
         pp = next((n for n in (8, 4, 2) if depth % n == 0), 8 if depth > 16 else 2)
         if depth < 2:
             raise SpecError(f"{depth} layer makes no pipeline", "name a model with more layers")
         said.append(f"No --pp given: p = {pp} stages.")
-    changed = _cut(run, layout, pp, schedule, vpp)
-    if run.workload.global_batch:
-        count = microbatches(changed, run.workload)
-    else:
-        count = 4 * pp
-        said.append(f"No --global-batch given: m = {count} micro-batches, four a stage.")
-    return changed, count, said
+    layout, work = _cut(run, pp, schedule, vpp), run.workload
+    if not work.global_batch:
+        batch = 4 * pp * work.micro_batch * layout.dp
+        work = work.model_copy(update={"global_batch": batch})
+        said.append(f"No --global-batch given: m = {4 * pp} micro-batches, four a stage.")
+    return staged.changed(layout=layout, workload=work), said
 
 
-def _cut(run: Run, layout: Layout, pp: int, schedule: str, vpp: int) -> Layout:
+def _cut(run: Run, pp: int, schedule: str, vpp: int) -> Layout:
     """The layout of that pipeline: split as asked for, else as evenly as the layers allow."""
-    bare = {"pp": pp, "vpp": vpp, "schedule": schedule}
+    layout = run.layout
+    bare = {"pp": pp, "vpp": vpp, "schedule": schedule, "microbatch_group": None}
     slices = layout.model_copy(update={**bare, "layers_per_stage": ()}).slices
     counts = layout.layers_per_stage
     if len(counts) != slices:
@@ -245,40 +246,44 @@ def _cut(run: Run, layout: Layout, pp: int, schedule: str, vpp: int) -> Layout:
     return layout.model_copy(update={**bare, "layers_per_stage": counts})
 
 
-def _chunk_sizes(run: Run, layout: Layout, stage: int = 0) -> tuple[int, ...]:
-    return tuple(len(chunk) for chunk in placement(run.model.depth, layout)[stage])
+def _chunk_sizes(staged: StagedRun, stage: int = 0) -> tuple[int, ...]:
+    return tuple(len(chunk) for chunk in staged.places[stage])
 
 
-def _layer_bytes(graph: ModelGraph) -> int:
-    return layer_outcome(graph, main_run(graph).graph, NONE).sizes(graph.sizes).stored
+def _flights(staged: StagedRun) -> list[int]:
+    """Chunk activations that each stage holds at its fullest moment."""
+    return [sum(stage) for stage in staged.held]
+
+
+def _held_layers(staged: StagedRun) -> int:
+    """Layers' activations that stage 0 holds at its fullest moment."""
+    return sum(n * size for n, size in zip(staged.held[0], _chunk_sizes(staged), strict=True))
 
 
 def _listed(counts: list[int]) -> str:
     return ", ".join(str(count) for count in counts)
 
 
-def _stage_zero(run: Run, graph: ModelGraph, layout: Layout, count: int) -> str:
+def _stage_zero(staged: StagedRun) -> str:
     """What stage 0 holds: chunks in flight times their layers, in bytes."""
-    flights, sizes = held(layout, count)[0], _chunk_sizes(run, layout)
-    layers = sum(n * size for n, size in zip(flights, sizes, strict=True))
-    each = _layer_bytes(graph)
+    layers, depth = _held_layers(staged), staged.run.model.depth
+    each = staged.under(NONE).layer_bytes(staged.main.graph).stored
     return (
         f"stage 0: {layers} layers' activations x {each:,} B = {layers * each:,} B, "
-        f"{layers / run.model.depth:.4g} times all {run.model.depth} layers of one micro-batch"
+        f"{layers / depth:.4g} times all {depth} layers of one micro-batch"
     )
 
 
-def _overhead(run: Run, layout: Layout, count: int) -> float:
+def _overhead(staged: StagedRun) -> float:
     """Idle over busy time of a step: equal layers, backward twice forward, half of it weights'."""
     from actcalc.run.schedule import makespan
 
-    rows = [
-        [float(size) for size in _chunk_sizes(run, layout, stage)] for stage in range(layout.pp)
-    ]
+    layout = staged.run.layout
+    rows = [[float(size) for size in _chunk_sizes(staged, stage)] for stage in range(layout.pp)]
     return makespan(
         layout.pipeline,
         layout.pp,
-        count,
+        staged.microbatches,
         layout.vpp,
         forward_seconds=rows,
         backward_seconds=[[2 * size for size in row] for row in rows],
@@ -286,22 +291,23 @@ def _overhead(run: Run, layout: Layout, count: int) -> float:
     ).overhead_ratio
 
 
-def _one_f_one_b(run: Run, graph: ModelGraph) -> Body:
-    layout, count, lines = _pipeline(run, "1f1b")
-    p = layout.pp
-    flights = [sum(stage) for stage in held(layout, count)]
-    gpipe = layout.model_copy(update={"schedule": "gpipe"})
+def _one_f_one_b(staged: StagedRun) -> Body:
+    piped, lines = _pipeline(staged, "1f1b")
+    p, count = piped.run.layout.pp, piped.microbatches
+    gpipe = piped.changed(layout=piped.run.layout.model_copy(update={"schedule": "gpipe"}))
     lines += [
         "One forward, one backward in turn: stage r starts with p - r - 1 forwards and then frees "
         "a micro-batch for each new one. It holds min(p - r, m).",
         f"p = {p}, m = {count}, counted by running the schedule: stages 0 to {p - 1} hold "
-        f"{_listed(flights)}",
-        _stage_zero(run, graph, layout, count),
-        f"p stages deep x l/p layers each: stage 0 holds as much as all l = {run.model.depth} "
-        "layers, whatever p is. Only later stages hold less.",
-        f"GPipe, all forwards first, holds m = {sum(held(gpipe, count)[0])} on every stage.",
+        f"{_listed(_flights(piped))}",
+        _stage_zero(piped),
+        f"p stages deep x l/p layers each: stage 0 holds as much as all l = "
+        f"{staged.run.model.depth} layers, whatever p is. Only later stages hold less."
+        if count >= p
+        else "With fewer micro-batches than stages it never fills.",
+        f"GPipe, all forwards first, holds m = {sum(gpipe.held[0])} on every stage.",
         f"idle (p-1)/m = {p - 1}/{count} = {(p - 1) / count:.4g} of the busy time; run: "
-        f"{_overhead(run, layout, count):.4g}",
+        f"{_overhead(piped):.4g}",
     ]
     return (
         "1F1B: micro-batches in flight, min(p - r, m)",
@@ -317,25 +323,26 @@ def _chunks(run: Run, pp: int) -> int:
     return next((v for v in (3, 2, 4, 5, 6, 7) if run.model.depth % (pp * v) == 0), 2)
 
 
-def _interleaved(run: Run, graph: ModelGraph) -> Body:
-    plain, _, _ = _pipeline(run, "1f1b")
-    layout, count, lines = _pipeline(run, "interleaved", _chunks(run, plain.pp))
-    p, v, depth = layout.pp, layout.vpp, run.model.depth
-    if run.layout.vpp == 1:
+def _interleaved(staged: StagedRun) -> Body:
+    plain, _ = _pipeline(staged, "1f1b")
+    chunks = _chunks(staged.run, plain.run.layout.pp)
+    piped, lines = _pipeline(staged, "interleaved", chunks)
+    layout, count, depth = piped.run.layout, piped.microbatches, staged.run.model.depth
+    p, v = layout.pp, layout.vpp
+    if staged.run.layout.vpp == 1:
         lines.append(f"No --vpp given: v = {v} chunks a stage.")
-    flights = [sum(stage) for stage in held(layout, count)]
     lines += [
         f"Each stage has v = {v} chunks of l/(pv) = {depth / (p * v):.4g} layers and runs p "
         "micro-batches of one chunk before the next chunk.",
         "It holds min(2(p - r - 1) + (v - 1)p + 1, mv) chunks at its fullest moment.",
-        f"counted by running the schedule: stages 0 to {p - 1} hold {_listed(flights)}",
+        f"counted by running the schedule: stages 0 to {p - 1} hold {_listed(_flights(piped))}",
         f"stage 0: pv + p - 1 chunks of l/(pv) layers = l(1 + (p-1)/(pv)) = "
         f"{depth}·(1 + {p - 1}/{p * v}) = {depth * (1 + (p - 1) / (p * v)):.4g} layers"
         if count >= 2 * p
         else "With so few micro-batches it never fills.",
-        _stage_zero(run, graph, layout, count),
+        _stage_zero(piped),
         f"1F1B there: {depth} layers. The price of a bubble v times smaller: (p-1)/(mv) = "
-        f"{(p - 1) / (count * v):.4g}; run: {_overhead(run, layout, count):.4g}",
+        f"{(p - 1) / (count * v):.4g}; run: {_overhead(piped):.4g}",
     ]
     return (
         "interleaved pipeline: l(1 + (p-1)/(pv))",
@@ -344,34 +351,26 @@ def _interleaved(run: Run, graph: ModelGraph) -> Body:
     )
 
 
-def _bubble(run: Run, graph: ModelGraph) -> Body:
-    layout, count, lines = _pipeline(run, "1f1b")
-    p, depth = layout.pp, run.model.depth
+def _bubble(staged: StagedRun) -> Body:
+    piped, lines = _pipeline(staged, "1f1b")
+    p, count, depth = piped.run.layout.pp, piped.microbatches, staged.run.model.depth
     lines += [
         "Stages wait for the first micro-batch to arrive and for the last gradients to return.",
         f"Idle over busy time, p = {p}, m = {count}, equal layers, backward twice the forward:",
     ]
-    closed: Mapping[str, str] = {
-        "gpipe": f"(p-1)/m = {(p - 1) / count:.4g}",
-        "1f1b": f"(p-1)/m = {(p - 1) / count:.4g}",
-    }
-    chunks = run.layout.vpp if run.layout.vpp > 1 else 2
-    for name in ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe", "dualpipe-v"):
-        v = chunks if name == "interleaved" else 1
+    plain = f"(p-1)/m = {(p - 1) / count:.4g}"
+    closed: Mapping[str, str] = {"gpipe": plain, "1f1b": plain}
+    chunks = staged.run.layout.vpp if staged.run.layout.vpp > 1 else 2
+    for name in SCHEDULES:
         try:
-            shape = _cut(run, layout, p, name, v)
-            idle = _overhead(run, shape, count)
-            first = sum(
-                n * size
-                for n, size in zip(
-                    held(shape, count)[0], _chunk_sizes(run, shape), strict=True
-                )
-            )  # fmt: skip
+            shape, _ = _pipeline(staged, name, chunks if name == "interleaved" else 1)
+            idle, first = _overhead(shape), _held_layers(shape)
         except SpecError:
             continue
         form = closed.get(name, "")
         if name == "interleaved":
-            name, form = f"interleaved, v = {v}", f"(p-1)/(mv) = {(p - 1) / (count * v):.4g}"
+            name = f"interleaved, v = {chunks}"
+            form = f"(p-1)/(mv) = {(p - 1) / (count * chunks):.4g}"
         lines.append(
             f"{name}: {idle:.4g}{f', closed form {form}' if form else ''}; stage 0 holds "
             f"{first / depth:.4g} l layers"
@@ -380,53 +379,51 @@ def _bubble(run: Run, graph: ModelGraph) -> Body:
     return "pipeline bubble: (p-1)/m", tuple(lines), f"{NARAYANAN}, section 2.2; {QI}, table 2"
 
 
-def _split(run: Run, graph: ModelGraph, name: str) -> list[str]:
+def _split(staged: StagedRun, name: str) -> list[str]:
     """A schedule that splits the backward: what each stage holds and how long it idles."""
     from actcalc.run.schedule import in_flight_by_chunk
 
-    layout, count, _ = _pipeline(run, name)
-    moments = in_flight_by_chunk(name, layout.pp, count)
+    piped, _ = _pipeline(staged, name)
+    layout = piped.run.layout
+    moments = in_flight_by_chunk(name, layout.pp, piped.microbatches)
     stash = max(sum(moment.stashes) for moment in moments)
-    counts = [sum(moment.activations) + sum(moment.stashes) for moment in moments]
     return [
-        f"{name}: chunks of {_chunk_sizes(run, layout)[0]} layers, {layout.chunks} a stage; stages "
-        f"0 to {layout.pp - 1} hold {_listed(counts)}"
+        f"{name}: chunks of {_chunk_sizes(piped)[0]} layers, {layout.chunks} a stage; stages "
+        f"0 to {layout.pp - 1} hold {_listed(_flights(piped))}"
         + (f" (up to {stash} of them only for their weight gradients)" if stash else ""),
-        f"{name}, " + _stage_zero(run, graph, layout, count),
-        f"{name} idles {_overhead(run, layout, count):.4g} of its busy time",
+        f"{name}, " + _stage_zero(piped),
+        f"{name} idles {_overhead(piped):.4g} of its busy time",
     ]
 
 
-def _zero_bubble(run: Run, graph: ModelGraph) -> Body:
-    plain, count, lines = _pipeline(run, "1f1b")
+def _zero_bubble(staged: StagedRun) -> Body:
+    plain, lines = _pipeline(staged, "1f1b")
     lines += [
         "A backward is two products: the input's gradient, which the stage before waits for, and "
         "the weight's, which nobody does. The second fills what would be idle.",
-        *_split(run, graph, "zb-h1"),
-        *_split(run, graph, "zb-v"),
-        f"1f1b idles {_overhead(run, plain, count):.4g} and holds "
-        f"{_listed([sum(stage) for stage in held(plain, count)])}",
+        *_split(staged, "zb-h1"),
+        *_split(staged, "zb-v"),
+        f"1f1b idles {_overhead(plain):.4g} and holds {_listed(_flights(plain))}",
         "Until its weight gradient is made, a layer keeps the inputs of its matrices and the "
         "gradients of their outputs.",
     ]
     return "zero-bubble schedules", tuple(lines), f"{QI}, sections 2 and 6"
 
 
-def _dualpipe(run: Run, graph: ModelGraph) -> Body:
-    plain, count, lines = _pipeline(run, "1f1b")
-    double, _, _ = _pipeline(run, "dualpipe")
-    flights = held(double, count)
+def _dualpipe(staged: StagedRun) -> Body:
+    plain, lines = _pipeline(staged, "1f1b")
+    double, _ = _pipeline(staged, "dualpipe")
+    pp, flights = double.run.layout.pp, double.held
     lines += [
         "Micro-batches enter at both ends at once. Stage r has slice r for one direction and slice "
-        f"p - 1 - r for the other: {double.chunks} slices, weights and states twice.",
-        f"p = {double.pp}, m = {count}, counted by running the schedule: stage 0 holds "
+        f"p - 1 - r for the other: {double.run.layout.chunks} slices, weights and states twice.",
+        f"p = {pp}, m = {double.microbatches}, counted by running the schedule: stage 0 holds "
         f"{' + '.join(str(n) for n in flights[0])} = {sum(flights[0])} micro-batches of a slice, "
-        f"p + 1 = {double.pp + 1} at most; the middle "
-        f"{' + '.join(str(n) for n in flights[double.pp // 2])}",
-        _stage_zero(run, graph, double, count),
-        f"dualpipe idles {_overhead(run, double, count):.4g} of its busy time, 1F1B "
-        f"{_overhead(run, plain, count):.4g}",
-        *_split(run, graph, "dualpipe-v"),
+        f"p + 1 = {pp + 1} at most; the middle "
+        f"{' + '.join(str(n) for n in flights[pp // 2])}",
+        _stage_zero(double),
+        f"dualpipe idles {_overhead(double):.4g} of its busy time, 1F1B {_overhead(plain):.4g}",
+        *_split(staged, "dualpipe-v"),
         "A forward and a backward run side by side, so that one's communication hides behind the "
         "other's products.",
     ]
@@ -436,14 +433,15 @@ def _dualpipe(run: Run, graph: ModelGraph) -> Body:
 # --- peak and plan --------------------------------------------------------------------------------
 
 
-def _peak(run: Run, graph: ModelGraph) -> Body:
+def _peak(staged: StagedRun) -> Body:
+    run = staged.run
     lines = [
         "A step is followed moment by moment: each layer's forward, the loss, each layer's "
         "backward with what it re-runs, the optimizer. The peak is the highest moment.",
     ]
     names = run.policies or ("none", "full")
     for name in names:
-        work = Evaluation(replace(run, policies=(name,)))
+        work = StageMemory(staged, staged.policy(name))
         figures = [work.figure(stage) for stage in range(run.layout.pp)]
         top = max(figures, key=lambda figure: figure.total_bytes)
         where = f" of stage {top.stage}" if run.layout.pp > 1 else ""
@@ -474,14 +472,15 @@ def _cost(costs: Costs, cost: int) -> str:
     return f"{1e3 * value:.4g} ms" if costs.unit == "seconds" else f"{value:,} FLOPs"
 
 
-def _plan(run: Run, graph: ModelGraph) -> Body:
+def _plan(staged: StagedRun) -> Body:
+    run = staged.run
     from actcalc.answers.plan import certificate_lines
     from actcalc.plan.planner import RunPlanner
     from actcalc.solve.stack import layer_options
 
     device = run.device or load_device("h100-80gb")
     planner = RunPlanner(replace(run, device=device))
-    main = main_run(planner.model).graph
+    main = planner.staged.main.graph
     layer = planner.layer(main)
     options = layer_options(layer)
     budget = planner.smallest + (planner.free - planner.smallest) // 8

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar
 
-from actcalc.answers.compare import main_run, parse_for
+from actcalc.answers.compare import optimum
 from actcalc.answers.explain import memory as explain_memory
 from actcalc.answers.explain.overhead import Overhead, PolicyOverhead, overhead
 from actcalc.cost.flops import (
@@ -21,12 +22,12 @@ from actcalc.cost.flops import (
 from actcalc.cost.rates import default_note
 from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import Expr, total
-from actcalc.layers.core.context import LEGEND, whole
-from actcalc.layers.core.graph import Graph
-from actcalc.layers.model import ModelGraph, model_graph, parameters
-from actcalc.policy.checkpoints import checkpoint_optimum, segment_memory
+from actcalc.layers.core.context import LEGEND
+from actcalc.layers.model import ModelGraph
+from actcalc.policy.checkpoints import segment_memory
 from actcalc.policy.outcome import layer_outcome
 from actcalc.policy.rules import MODULES, NONE
+from actcalc.run.staged import StagedRun
 from actcalc.specs.result import Result
 from actcalc.specs.run import Run
 
@@ -59,19 +60,16 @@ class Explanation(Result):
 
 
 Body = tuple[str, tuple[str, ...], str]
-Explainer = Callable[[Run, ModelGraph], Body]
-
-
-def _main(graph: ModelGraph) -> Graph:
-    return main_run(graph).graph
+Explainer = Callable[[StagedRun], Body]
 
 
 def _size(expr: Expr, graph: ModelGraph) -> str:
     return f"{expr.formula()} = {int(expr.value(graph.sizes)):,} B"
 
 
-def _coefficient(run: Run, graph: ModelGraph) -> Body:
-    layer = _main(graph)
+def _coefficient(staged: StagedRun) -> Body:
+    run, graph = staged.run, staged.graph
+    layer = staged.main.graph
     lines = ["What one layer keeps for backward, by the op that saves it:"]
     own = [name for name in layer.saved if name not in layer.shared]
     for group in dict.fromkeys(layer.savers[name][0].group for name in own):
@@ -89,8 +87,9 @@ def _coefficient(run: Run, graph: ModelGraph) -> Body:
     return "what one layer keeps: 34 and 5as/h", tuple(lines), f"{KORTHIKANTI}, section 4.1"
 
 
-def _scores(run: Run, graph: ModelGraph) -> Body:
-    layer = _main(graph)
+def _scores(staged: StagedRun) -> Body:
+    run, graph = staged.run, staged.graph
+    layer = staged.main.graph
     square = [n for n in layer.saved if layer.tensors[n].bytes.formula().count("s²")]
     lines = [f"{_words(n)}: {_size(layer.tensors[n].bytes, graph)}" for n in square]
     if not square:
@@ -108,14 +107,14 @@ def _scores(run: Run, graph: ModelGraph) -> Body:
 
 
 def _policy(name: str) -> Explainer:
-    def explain(run: Run, graph: ModelGraph) -> Body:
-        policy = parse_for(name, graph, run.model.depth)
-        layer = _main(graph)
+    def explain(staged: StagedRun) -> Body:
+        graph, policy = staged.graph, staged.policy(name)
+        layer = staged.main.graph
         outcome = layer_outcome(graph, layer, policy)
         base = layer_outcome(graph, layer, NONE)
         size = outcome.sizes(graph.sizes)
         before = base.sizes(graph.sizes).stored
-        sizes = whole(dict(graph.sizes))
+        sizes = staged.whole_sizes
         rerun = int(outcome.rerun_flops.value(sizes))
         forward = int(total(op.flops for op in layer.ops).value(sizes))
         lines = [
@@ -134,7 +133,7 @@ def _policy(name: str) -> Explainer:
                 "(Megatron-Core CheckpointWithoutOutput)."
             )
         if policy.modules == ("core_attn",):
-            lines += _published_selective(run, graph, rerun)
+            lines += _published_selective(staged, rerun)
         if policy.whole:
             lines.append(
                 "The whole layer runs again from its input: 2 forward + 4 backward + 2 re-run = 8 "
@@ -151,12 +150,13 @@ def _policy(name: str) -> Explainer:
     return explain
 
 
-def _published_selective(run: Run, graph: ModelGraph, rerun: int) -> list[str]:
+def _published_selective(staged: StagedRun, rerun: int) -> list[str]:
+    run, graph = staged.run, staged.graph
     seq, batch = run.workload.seq, run.workload.micro_batch
     useful = model_flops(graph)
-    sizes = whole(dict(graph.sizes))
-    core = total(op.flops for op in _main(graph).ops if op.kind == "core")
-    other = total(op.flops for op in _main(graph).ops if op.kind != "core")
+    sizes = staged.whole_sizes
+    core = total(op.flops for op in staged.main.graph.ops if op.kind == "core")
+    other = total(op.flops for op in staged.main.graph.ops if op.kind != "core")
     share = int(core.value(sizes)) / int((core + other).value(sizes))
     lines = [
         f"Op by op that is {rerun * run.model.depth / useful:.2%} of the step's model FLOPs.",
@@ -177,40 +177,52 @@ def _published_selective(run: Run, graph: ModelGraph, rerun: int) -> list[str]:
     return lines
 
 
-def _optimum(run: Run, graph: ModelGraph) -> Body:
-    layer = _main(graph)
-    a_in = int(layer.tensors[layer.input].bytes.value(graph.sizes))
-    a_int = layer_outcome(graph, layer, NONE).sizes(graph.sizes).saved
-    count = run.model.depth
-    best = checkpoint_optimum(layers=count, input_bytes=a_in, layer_bytes=a_int)
-    near = min(count, round(best.continuous))
+def _optimum(staged: StagedRun) -> Body:
+    graph = staged.graph
+    layer = staged.main.graph
+    best = optimum(staged)
+    count, held = best.layers, best.in_flight
+    near = min(count, max(1, round(best.continuous)))
+    counted = best.input_bytes if layer.input in layer.saved else 0
 
     def memory(segments: int) -> int:
-        return segment_memory(segments, layers=count, input_bytes=a_in, layer_bytes=a_int)
+        return segment_memory(
+            segments,
+            layers=count,
+            input_bytes=best.input_bytes,
+            layer_bytes=best.layer_bytes,
+            counted_bytes=counted,
+            in_flight=Fraction(held).limit_denominator(10**6),
+        )
 
-    lines = (
-        "memory(c) = c·A_in + (l/c)·A_int: c checkpoints stay, one segment of l/c layers works.",
+    inside = f"√({count}·{best.layer_bytes_per_input_bytes_ratio:.4g}"
+    inside += f"/{held:.4g})" if held != 1 else ")"
+    lines = [
+        "memory(c) = m·c·A_in + (l/c)·A_int - A_in: c checkpoints stay for each of m micro-batches "
+        "in flight, one segment of l/c layers works, whose first input is its checkpoint.",
         f"A_in = {_size(layer.tensors[layer.input].bytes, graph)}",
-        f"A_int = {_size(layer.bytes_of(layer.saved), graph)}",
-        f"A_int/A_in = {best.ratio:.4g}",
-        f"d/dc = 0 at c* = √(l·A_int/A_in) = √({count}·{best.ratio:.4g}) = {best.continuous:.2f}, "
+        f"A_int = {_size(layer.bytes_of(n for n in layer.saved if n not in layer.shared), graph)}",
+        f"A_int/A_in = {best.layer_bytes_per_input_bytes_ratio:.4g}",
+        f"l = {count} layers on the first pipeline stage, m = {held:.4g} in flight",
+        f"d/dc = 0 at c* = √(l·A_int/(m·A_in)) = {inside} = {best.continuous:.2f}, "
         f"{best.continuous_bytes:,.0f} B",
         f"c* is no plan: {near} checkpoints over {count} whole layers leave segments of "
         f"{-(-count // near)}, {memory(near):,} B.",
         f"Best realisable: {best.integer} checkpoints, {best.layers_per_segment} layer(s) each, "
         f"{best.total_bytes:,} B.",
-        "With m microbatches in flight every checkpoint is kept m times: √(l·A_int/(m·A_in)).",
         "With A_in = A_int it is the √n scheme: 96 equal layers in 10 segments keep "
         "10 + 9.6 = 19.6 layers' worth.",
-    )
-    return "the best number of checkpoints", lines, f"{CHEN}, section 4.3; {NARAYANAN}, section 3.5"
+    ]
+    source = f"{CHEN}, section 4.3; {NARAYANAN}, section 3.5"
+    return "the best number of checkpoints", tuple(lines), source
 
 
-def _eight(run: Run, graph: ModelGraph) -> Body:
+def _eight(staged: StagedRun) -> Body:
+    run, graph = staged.run, staged.graph
     layers, head = layers_forward_flops(graph), head_forward_flops(graph)
     useful = model_flops(graph)
     tokens = run.workload.tokens
-    count = int(parameters(graph, whole(dict(graph.sizes))))
+    count = staged.parameters
     matrix = 6 * count * tokens
     lines = (
         "Every parameter of a matrix product costs 2 FLOPs per token forward, 4 backward: 6ΨD.",
@@ -225,7 +237,8 @@ def _eight(run: Run, graph: ModelGraph) -> Body:
     return "6ΨD and 8ΨD", lines, f"{NARAYANAN}, section 3.5 and appendix; {KORTHIKANTI}, appendix A"
 
 
-def _closed_form(run: Run, graph: ModelGraph) -> Body:
+def _closed_form(staged: StagedRun) -> Body:
+    run, graph = staged.run, staged.graph
     seq, batch = run.workload.seq, run.workload.micro_batch
     s, h, v, layers = seq, run.model.hidden, run.model.vocab, run.model.layers
     exact = model_flops(graph)
@@ -241,7 +254,8 @@ def _closed_form(run: Run, graph: ModelGraph) -> Body:
     return "model FLOPs of a GPT step", lines, f"{KORTHIKANTI}, appendix A"
 
 
-def _mfu(run: Run, graph: ModelGraph) -> Body:
+def _mfu(staged: StagedRun) -> Body:
+    graph = staged.graph
     lines = (
         "MFU = model FLOPs / (step time · GPUs · peak FLOP/s): only what the model needs.",
         "HFU = (model + re-run FLOPs) / (step time · GPUs · peak FLOP/s): what the GPU did.",
@@ -252,11 +266,12 @@ def _mfu(run: Run, graph: ModelGraph) -> Body:
     return "model and hardware FLOPs utilisation", lines, f"{KORTHIKANTI}, section 6.3, appendix A"
 
 
-def _transient(run: Run, graph: ModelGraph) -> Body:
-    layer = _main(graph)
+def _transient(staged: StagedRun) -> Body:
+    graph = staged.graph
+    layer = staged.main.graph
     lines = ["While a segment re-runs, all it saves is alive again, beside everything stored:"]
     for name in ("selective", "full"):
-        outcome = layer_outcome(graph, layer, parse_for(name, graph, run.model.depth))
+        outcome = layer_outcome(graph, layer, staged.policy(name))
         size = outcome.sizes(graph.sizes)
         lines.append(
             f"{name}: stored {size.stored:,} B per layer, {size.restored:,} B brought back"
@@ -267,7 +282,7 @@ def _transient(run: Run, graph: ModelGraph) -> Body:
     return "why recomputation has a peak of its own", tuple(lines), "torch.utils.checkpoint"
 
 
-def _tensor_parallel(run: Run, graph: ModelGraph) -> Body:
+def _tensor_parallel(staged: StagedRun) -> Body:
     lines = (
         "Inside attention and FFN every tensor is split t ways: 24sbh/t + 5as²b/t.",
         "Layer inputs, norm outputs and residual dropout masks are not: 10sbh on every rank.",
@@ -277,7 +292,7 @@ def _tensor_parallel(run: Run, graph: ModelGraph) -> Body:
     return "tensor and sequence parallelism", lines, f"{KORTHIKANTI}, section 4.2, table 2"
 
 
-def _flash(run: Run, graph: ModelGraph) -> Body:
+def _flash(staged: StagedRun) -> Body:
     lines = (
         "Flash attention keeps q, k, v, its output and one fp32 logsumexp per token and head.",
         "Backward makes the scores again tile by tile: it is a selective recomputation built in,",
@@ -286,7 +301,7 @@ def _flash(run: Run, graph: ModelGraph) -> Body:
     return "flash attention", lines, f"{DAO}, section 3.1"
 
 
-def _units(run: Run, graph: ModelGraph) -> Body:
+def _units(staged: StagedRun) -> Body:
     lines = (
         "GB = 10^9 bytes, MB = 10^6 (the default); GiB = 2^30, MiB = 2^20 (--units GiB).",
         "JSON and CSV hold exact bytes.",
@@ -294,7 +309,8 @@ def _units(run: Run, graph: ModelGraph) -> Body:
     return "units", lines, "IEC 80000-13"
 
 
-def _legend(run: Run, graph: ModelGraph) -> Body:
+def _legend(staged: StagedRun) -> Body:
+    graph = staged.graph
     lines = tuple(
         f"{letter}  {meaning}" + (f" = {graph.sizes[letter]}" if letter in graph.sizes else "")
         for letter, meaning in LEGEND.items()
@@ -398,9 +414,8 @@ def explain_term(term: str, run: Run, efficiency: Mapping[str, float] | None = N
     if is_overhead(term):
         return _explain_overhead(run, efficiency)
     key = term_of(term)
-    graph = model_graph(run.model, run.layout, run.workload, run.framework)
     explainer = _EXPLAINERS.get(key) or explain_memory.EXPLAINERS[key]
-    title, lines, origin = explainer(run, graph)
+    title, lines, origin = explainer(StagedRun(run))
     return Explanation(term=key, title=title, lines=lines, source=origin, example=_example(run))
 
 
