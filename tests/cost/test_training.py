@@ -32,7 +32,8 @@ def step(*args, count=4, efficiency=None, **changes):
 
 
 def optimizer_bytes(training, **changes):
-    _, graph, rates = parts(training=training, **changes)
+    _, graph, roofline = parts(training=training, **changes)
+    rates = roofline.rates
     graphs = [run.graph for run in graph.runs for _ in range(run.count)]
     time = optimizer_time(
         graph, [*graphs, graph.embedding, graph.head], Training(**training), rates
@@ -77,7 +78,8 @@ def test_optimizers_differ_and_sharding_divides():
 
 
 def test_muon_does_five_newton_schulz_steps():
-    _, graph, rates = parts("gpt2")
+    _, graph, roofline = parts("gpt2")
+    rates = roofline.rates
     training = Training(optimizer="muon")
     layer = graph.runs[0].graph
     time = optimizer_time(graph, [layer], training, rates)
@@ -100,7 +102,8 @@ def test_offloaded_states_cost_their_transfers():
     plain = step(training={"recipe": "megatron"})
     away = step(training={"recipe": "megatron", "offload": "optimizer"})
     assert away.optimizer > plain.optimizer
-    run, graph, rates = parts(training={"offload": "optimizer"})
+    run, graph, roofline = parts(training={"offload": "optimizer"})
+    rates = roofline.rates
     host = optimizer_time(graph, [graph.runs[0].graph], run.training, rates).host
     assert host > 0
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actcalc.answers.memory import memory_run
 from actcalc.errors import SpecError
 from actcalc.io.megatron.arguments import read_arguments
 from actcalc.io.runs import arguments_source, load_run, resolve
@@ -16,7 +17,6 @@ from actcalc.layers.core.graph import Graph
 from actcalc.memory.parts import Part
 from actcalc.memory.stage import StageMemory
 from actcalc.policy.offload import Away, region
-from actcalc.run.staged import memory_run
 from actcalc.specs.run import Run
 from actcalc.specs.training import OFFLOADABLE
 

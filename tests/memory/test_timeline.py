@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actcalc.answers.memory import MemoryReport, memory_run
 from actcalc.io.runs import load_run
 from actcalc.memory.parts import first_gradients
 from actcalc.memory.stage import StageMemory
-from actcalc.run.placement import plain_moments
+from actcalc.run.placement import plain_work
 from actcalc.run.schedule import moments
-from actcalc.run.staged import MemoryReport, memory_run
 
 
 def report(name: str, **changes: Any) -> MemoryReport:
@@ -50,7 +50,7 @@ def test_plain_orders_agree_with_the_schedules(
 ) -> None:
     stage = data.draw(st.integers(0, pp - 1))
     simulated = {(m.kind, m.held.total) for m in moments(schedule, pp, count, stage=stage)}
-    plain = set(plain_moments(schedule, pp, count, stage))
+    plain = set(plain_work(schedule, pp, count, stage))
     assert {max(n for k, n in plain if k == kind) for kind in "FB"} == {
         max(n for k, n in simulated if k == kind) for kind in "FB"
     }

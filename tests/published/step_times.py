@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from actcalc.cost.flops import hardware_flops
 from actcalc.cost.rates import parse_overrides
+from actcalc.cost.roofline import roofline_of
 from actcalc.cost.step import step_time
 from actcalc.io.runs import Source, load_run, resolve
 from actcalc.run.staged import StagedRun
