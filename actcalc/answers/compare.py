@@ -333,7 +333,7 @@ def optimum(staged: StagedRun) -> OptimumFigure:
     held_layers = sum(len(c) * n for c, n in zip(chunks, staged.held[0], strict=True))
     held_count = max(Fraction(1), Fraction(held_layers, max(1, layers)))
     graph = staged.main.graph
-    input_bytes = int(graph.tensors[graph.input].bytes.value(staged.graph.sizes))
+    input_bytes = staged.graph.tensor_bytes[graph][graph.input]
     best = checkpoint_optimum(
         layers=max(1, layers),
         input_bytes=input_bytes,

@@ -217,7 +217,7 @@ def predict(run: Run, policy: str) -> Prediction:
     paid: set[str] = set()
     for group in graph.runs:
         outcome = staged.under(chosen).outcome(group.graph)
-        own = outcome.sizes(sizes).stored
+        own = outcome.sizes(graph).stored
         kept = {name for name in group.graph.saved if name in group.graph.shared}
         if chosen.whole:
             kept = set()

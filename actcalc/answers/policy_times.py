@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from actcalc.cost.roofline import Roofline, roofline_of
 from actcalc.cost.step import StepTime, step_time
-from actcalc.memory.limits import largest, resized
+from actcalc.memory.limits import Resized, largest
 from actcalc.memory.stage import total_bytes
 from actcalc.policy.rules import NONE, Policy
 from actcalc.run.staged import StagedRun
@@ -52,24 +53,30 @@ def time_policies(
     """
     roofline = roofline_of(staged, efficiency)
     base = step_time(NONE, roofline).total
-    return tuple(_timed(policy, roofline, base, efficiency) for policy in policies)
+    sizes = Resized(staged, "micro-batch")
+    grown = cache(lambda value: roofline_of(sizes.at(value), efficiency))
+    return tuple(_timed(policy, roofline, base, sizes, grown) for policy in policies)
 
 
 def _timed(
-    policy: Policy, roofline: Roofline, base: float, efficiency: Mapping[str, float] | None
+    policy: Policy,
+    roofline: Roofline,
+    base: float,
+    sizes: Resized,
+    rooflines: Callable[[int], Roofline],
 ) -> PolicyTime:
     staged = roofline.staged
     forward, backward = _layer(policy, roofline)
     step = step_time(policy, roofline)
     needed = total_bytes(staged, policy)
     usable = staged.run.device.usable_bytes if staged.run.device else 0
-    limit = largest(staged, policy.name, "micro-batch")
+    limit = largest(sizes, policy.name)
     grown: StepTime | None = None
     samples = 0
     if limit.largest:
-        other = resized(staged, "micro-batch", limit.largest)
-        samples = other.global_batch
-        grown = step_time(other.policy(policy.name), roofline_of(other, efficiency))
+        other = rooflines(limit.largest)
+        samples = other.staged.global_batch
+        grown = step_time(other.staged.policy(policy.name), other)
     return PolicyTime(
         layer_forward_seconds=forward,
         layer_backward_seconds=backward,

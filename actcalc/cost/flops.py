@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from actcalc.layers.core.algebra import ONE, Expr, symbol, total
+from actcalc.layers.core.algebra import ONE, Expr, symbol
 from actcalc.layers.core.context import whole
-from actcalc.layers.core.graph import Op
+from actcalc.layers.core.graph import Graph, Op
 from actcalc.layers.model import LayerRun, ModelGraph
 from actcalc.policy.rules import Policy
 from actcalc.run.staged import StagedRun
@@ -37,30 +37,36 @@ def core_share(model: ModelGraph, run: LayerRun) -> Expr:
     return ONE / 2
 
 
-def op_flops(ops: Iterable[Op], *, causal: bool = False, share: Expr | None = None) -> Expr:
-    """Forward FLOPs of ``ops`` on one rank; ``causal`` takes ``share`` (½) of the core's."""
-    if not causal:
-        return total(op.flops for op in ops)
-    part = ONE / 2 if share is None else share
-    return total(op.flops * part if op.kind == "core" else op.flops for op in ops)
+def _graph_flops(model: ModelGraph, graph: Graph, ops: Iterable[Op], share: Expr | None) -> int:
+    """Forward FLOPs of some ops of a graph over all ranks, ``share`` of the attention core's."""
+    flops = model.op_flops[graph]
+    if share is None:
+        return sum(flops[op.name] for op in ops)
+    sizes = whole(dict(model.sizes))
+    return sum(
+        int((op.flops * share).value(sizes)) if op.kind == "core" else flops[op.name] for op in ops
+    )
+
+
+def _share(model: ModelGraph, run: LayerRun, counting: Counting) -> Expr | None:
+    """The share of the core that is counted; None where all of it is."""
+    causal = counting == "causal" and model.context.model.causal
+    return core_share(model, run) if causal else None
 
 
 def _run_flops(model: ModelGraph, run: LayerRun, counting: Counting) -> int:
-    causal = counting == "causal" and model.context.model.causal
-    share = core_share(model, run) if causal else None
-    flops = op_flops(run.graph.ops, causal=causal, share=share)
-    return run.count * int(flops.value(whole(dict(model.sizes))))
+    share = _share(model, run, counting)
+    return run.count * _graph_flops(model, run.graph, run.graph.ops, share)
 
 
 def layers_forward_flops(model: ModelGraph, counting: Counting = "full") -> int:
     """Forward FLOPs of all transformer layers for one micro-batch, over all ranks."""
-    return sum(_run_flops(model, run, counting) for run in model.runs)
+    return sum(_run_flops(model, run, counting) for run in model.kinds)
 
 
 def head_forward_flops(model: ModelGraph) -> int:
     """Forward FLOPs of embedding and output head for one micro-batch, over all ranks."""
-    sizes = whole(dict(model.sizes))
-    return sum(int(op_flops(g.ops).value(sizes)) for g in (model.embedding, model.head))
+    return sum(sum(model.op_flops[graph].values()) for graph in (model.embedding, model.head))
 
 
 def prediction_forward_flops(model: ModelGraph, counting: Counting = "full") -> int:
@@ -119,15 +125,9 @@ class HardwareFlops(NamedTuple):
 def rerun_flops(staged: StagedRun, policy: Policy, counting: Counting = "full") -> int:
     """Forward FLOPs that ``policy`` runs again for one micro-batch, over all ranks."""
     model, stage = staged.graph, staged.under(policy)
-    causal = counting == "causal" and model.context.model.causal
-    shares = {id(run.graph): core_share(model, run) if causal else None for run in staged.kinds}
+    shares = {run.graph: _share(model, run, counting) for run in staged.kinds}
     return sum(
-        count
-        * int(
-            op_flops(
-                stage.outcome(graph, chosen).rerun, causal=causal, share=shares[id(graph)]
-            ).value(staged.whole_sizes)
-        )
+        count * _graph_flops(model, graph, stage.outcome(graph, chosen).rerun, shares[graph])
         for chunk in staged.chunks
         for graph, chosen, count in stage.tally(chunk)
     )
@@ -142,9 +142,8 @@ def frozen_flops(model: ModelGraph, training: Training) -> int:
     """
     if not training.lora_rank:
         return 0
-    sizes = whole(dict(model.sizes))
     return sum(
-        count * int(op_flops(op for op in graph.ops if op.kind == "linear").value(sizes))
+        count * sum(model.op_flops[graph][op.name] for op in graph.ops if op.kind == "linear")
         for graph, count in model.graphs()
     )
 

@@ -215,7 +215,7 @@ class Roofline:
         layout = self.model.context.layout
         if policy.boundary != "split" or layout.tp == 1 or layout.sp:
             return 0.0
-        size = float(graph.tensors[graph.input].bytes.value(self.model.sizes))
+        size = float(self.model.tensor_bytes[graph][graph.input])
         return collective_seconds(Collective.ALL_GATHER, size, *group_of("tp", layout), self.rates)
 
     def ends(self, graph: Graph) -> LayerTime:

@@ -195,7 +195,7 @@ def _send(model: ModelGraph, rates: Rates) -> float:
     if layout.pp == 1:
         return 0.0
     graph = model.runs[0].graph
-    size = float(graph.tensors[graph.input].bytes.value(model.sizes))
+    size = float(model.tensor_bytes[graph][graph.input])
     part = size if layout.sp else size / layout.tp
     stride = layout.tp * layout.cp * layout.dp
     seconds = send_seconds(part, stride, rates)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from actcalc.layers.core.algebra import Expr, total
-from actcalc.layers.core.context import Context, sizes_of
+from actcalc.layers.core.context import Context, sizes_of, whole
 from actcalc.layers.core.graph import Graph, Weight
 from actcalc.layers.megatron.ends import embedding_graph, head_graph
 from actcalc.layers.megatron.layer import layer_graph
@@ -39,7 +40,36 @@ class ModelGraph:
     sizes: Mapping[str, Any]
     mtp: LayerRun | None = None
 
-    @property
+    @cached_property
+    def layers(self) -> tuple[Graph, ...]:
+        """The graph of each layer, in model order."""
+        return tuple(run.graph for run in self.runs for _ in range(run.count))
+
+    def counts(self, chunk: range) -> Mapping[Graph, int]:
+        """How many layers of a chunk have each graph, in order of first appearance."""
+        if chunk not in self._counts:
+            self._counts[chunk] = Counter(self.layers[chunk.start : chunk.stop])
+        return self._counts[chunk]
+
+    @cached_property
+    def _counts(self) -> dict[range, Mapping[Graph, int]]:
+        return {}
+
+    @cached_property
+    def tensor_bytes(self) -> Mapping[Graph, Mapping[str, int]]:
+        """Bytes of each tensor of a graph, on one rank for one micro-batch."""
+        sizes = self.sizes
+        return _PerGraph(
+            lambda graph: {n: int(t.bytes.value(sizes)) for n, t in graph.tensors.items()}
+        )
+
+    @cached_property
+    def op_flops(self) -> Mapping[Graph, Mapping[str, int]]:
+        """Forward FLOPs of each op of a graph for one micro-batch, over all ranks."""
+        sizes = whole(dict(self.sizes))
+        return _PerGraph(lambda graph: {op.name: int(op.flops.value(sizes)) for op in graph.ops})
+
+    @cached_property
     def kinds(self) -> tuple[LayerRun, ...]:
         """Each kind of layer once, with its total count, in order of first appearance."""
         counts: dict[LayerKind, int] = {}
@@ -62,9 +92,17 @@ class ModelGraph:
         if self.mtp and mtp:
             yield self.mtp.graph, self.mtp.count
 
-    def flops(self) -> Expr:
-        """Forward FLOPs of one micro-batch on one rank, layers and head."""
-        return total(op.flops * count for graph, count in self.graphs() for op in graph.ops)
+
+class _PerGraph(dict[Graph, Mapping[str, int]]):
+    """A figure for every name of a graph, worked out when a graph is first asked for."""
+
+    def __init__(self, table: Callable[[Graph], Mapping[str, int]]) -> None:
+        super().__init__()
+        self._table = table
+
+    def __missing__(self, graph: Graph) -> Mapping[str, int]:
+        self[graph] = self._table(graph)
+        return self[graph]
 
 
 def _numbered(labels: Sequence[str], index: int) -> str:

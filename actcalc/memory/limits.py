@@ -39,16 +39,35 @@ def find_limits(staged: StagedRun, quantities: Sequence[str]) -> tuple[LimitFigu
     for quantity in quantities:
         if quantity not in QUANTITIES:
             raise SpecError(f"--max {quantity!r}", "use " + " or ".join(QUANTITIES))
+    every = [Resized(staged, quantity) for quantity in quantities]
     return tuple(
-        largest(staged, policy, quantity)
-        for quantity in quantities
-        for policy in staged.run.policies or ("none",)
+        largest(sizes, policy) for sizes in every for policy in staged.run.policies or ("none",)
     )
 
 
-def largest(staged: StagedRun, policy: str, quantity: str) -> LimitFigure:
+class Resized:
+    """A run with other micro-batches (as many of them as before) or sequences, each built once."""
+
+    def __init__(self, staged: StagedRun, quantity: str) -> None:
+        self.staged = staged
+        self.quantity = quantity
+        self._runs: dict[int, StagedRun] = {}
+
+    def at(self, value: int) -> StagedRun:
+        """The run with ``value`` sequences in a micro-batch, or tokens in a sequence."""
+        if value not in self._runs:
+            work = self.staged.run.workload
+            changes = {"seq": value}
+            if self.quantity == "micro-batch":
+                batch = value * self.staged.run.layout.dp * self.staged.microbatches
+                changes = {"micro_batch": value, "global_batch": batch}
+            self._runs[value] = self.staged.changed(workload=work.model_copy(update=changes))
+        return self._runs[value]
+
+
+def largest(sizes: Resized, policy: str) -> LimitFigure:
     """The largest value of one quantity that fits the run's device under one policy."""
-    layout, device = staged.run.layout, staged.run.device
+    quantity, layout, device = sizes.quantity, sizes.staged.run.layout, sizes.staged.run.device
     step = 1
     if quantity == "seq":
         step = lcm(layout.cp * (layout.tp if layout.sp else 1), _SEQ_STEP)
@@ -56,7 +75,7 @@ def largest(staged: StagedRun, policy: str, quantity: str) -> LimitFigure:
 
     @cache
     def needs(times: int) -> int:
-        other = resized(staged, quantity, times * step)
+        other = sizes.at(times * step)
         return total_bytes(other, other.policy(policy))
 
     if needs(1) > usable:
@@ -77,15 +96,5 @@ def largest(staged: StagedRun, policy: str, quantity: str) -> LimitFigure:
         quantity=quantity,
         largest=low * step,
         total_bytes=needs(low),
-        tokens=resized(staged, quantity, low * step).run.workload.tokens,
+        tokens=sizes.at(low * step).run.workload.tokens,
     )
-
-
-def resized(staged: StagedRun, quantity: str, value: int) -> StagedRun:
-    """The run with another micro-batch (as many micro-batches as before) or sequence."""
-    work = staged.run.workload
-    if quantity == "seq":
-        return staged.changed(workload=work.model_copy(update={"seq": value}))
-    batch = value * staged.run.layout.dp * staged.microbatches
-    changes = {"micro_batch": value, "global_batch": batch}
-    return staged.changed(workload=work.model_copy(update=changes))

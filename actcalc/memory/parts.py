@@ -391,7 +391,7 @@ class Timeline:
     def _end(self, name: str, graph: Graph) -> Part:
         outcome = layer_outcome(self.model, graph, NONE)
         work = working(self.model, outcome, self.options)
-        stored = outcome.sizes(self.model.sizes).stored
+        stored = outcome.sizes(self.model).stored
         forward, backward = work.forward, work.backward
         if name != "embedding":
             stored, forward, backward = self._loss(graph, stored, forward, backward)
@@ -449,7 +449,7 @@ class Timeline:
         return sum(self._size(graph, name) for name in names)
 
     def _size(self, graph: Graph, name: str) -> int:
-        return int(graph.tensors[name].bytes.value(self.model.sizes))
+        return self.model.tensor_bytes[graph][name]
 
 
 def _together(every: Sequence[Trained]) -> Trained:

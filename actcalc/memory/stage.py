@@ -306,7 +306,7 @@ class StageMemory:
                 graph = self.timeline.stages.graph(layer)
                 for name in graph.shared:
                     if name in graph.saved:
-                        names[name] = int(graph.tensors[name].bytes.value(self.graph.sizes))
+                        names[name] = self.graph.tensor_bytes[graph][name]
         return sum(names.values())
 
     def _whole(self, stage: int) -> int:

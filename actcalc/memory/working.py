@@ -70,7 +70,7 @@ class _Layer:
         self.again = {op.name for op in outcome.rerun}
         self.restored = set(outcome.restored)
         self.act = model.context.act.itemsize
-        self._bytes: dict[str, int] = {}
+        self._bytes = model.tensor_bytes[outcome.graph]
         last: dict[str, int] = {}
         for index, op in enumerate(self.graph.ops):
             for name in op.inputs:
@@ -78,8 +78,6 @@ class _Layer:
         self.last = last
 
     def size(self, name: str) -> int:
-        if name not in self._bytes:
-            self._bytes[name] = int(self.graph.tensors[name].bytes.value(self.sizes))
         return self._bytes[name]
 
     def total(self, names: Iterable[str]) -> int:

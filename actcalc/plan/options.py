@@ -167,7 +167,7 @@ class ModuleChoice:
 def policy_option(model: ModelGraph, graph: Graph, costs: Costs, policy: Policy) -> Option:
     """One layer under ``policy``: bytes stored and brought back, cost of what runs again."""
     outcome = layer_outcome(model, graph, policy)
-    size = outcome.sizes(model.sizes)
+    size = outcome.sizes(model)
     return Option(
         size.stored,
         size.restored,

@@ -28,11 +28,10 @@ class StagePolicy:
         self.policy = policy
         self._outcomes: dict[tuple[int, str], LayerOutcome] = {}
         self._bytes: dict[tuple[int, str], LayerBytes] = {}
-        self._graphs = [run.graph for run in model.runs for _ in range(run.count)]
 
     def graph(self, layer: int) -> Graph:
         """The graph of layer ``layer`` (from 0)."""
-        return self._graphs[layer]
+        return self.model.layers[layer]
 
     def outcome(self, graph: Graph, policy: Policy | None = None) -> LayerOutcome:
         """The policy's outcome on one kind of layer (cached)."""
@@ -46,7 +45,7 @@ class StagePolicy:
         """The outcome's bytes at the sizes of the run (cached)."""
         key = (id(graph), (policy or self.policy).name)
         if key not in self._bytes:
-            self._bytes[key] = self.outcome(graph, policy).sizes(self.model.sizes)
+            self._bytes[key] = self.outcome(graph, policy).sizes(self.model)
         return self._bytes[key]
 
     def layer_policy(self, layer: int, chunk: range) -> Policy:
@@ -71,11 +70,11 @@ class StagePolicy:
     def tally(self, chunk: range) -> Iterator[tuple[Graph, Policy, int]]:
         """How many layers of a chunk there are of each graph and policy."""
         policy = self.policy
-        graphs = self._graphs[chunk.start : chunk.stop]
         if policy.block is None and policy.every == 1:
-            for graph, count in Counter(graphs).items():
+            for graph, count in self.model.counts(chunk).items():
                 yield graph, policy, count
             return
+        graphs = self.model.layers[chunk.start : chunk.stop]
         pairs = ((graph, policy.of_layer(at)) for at, graph in enumerate(graphs))
         for (graph, chosen), count in Counter(pairs).items():
             yield graph, chosen, count

@@ -103,7 +103,7 @@ class StagedRun:
 
     # --- graphs -----------------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def kinds(self) -> tuple[LayerRun, ...]:
         """Each kind of layer once, with its total count."""
         return self.graph.kinds
@@ -123,10 +123,10 @@ class StagedRun:
         """Parameters of the whole model, prediction layers left out."""
         return int(parameters(self.graph, self.whole_sizes))
 
-    @cached_property
+    @property
     def layers(self) -> tuple[Graph, ...]:
         """The graph of each layer, in model order."""
-        return tuple(run.graph for run in self.graph.runs for _ in range(run.count))
+        return self.graph.layers
 
     @cached_property
     def chunks(self) -> tuple[range, ...]:

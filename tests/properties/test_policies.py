@@ -27,7 +27,7 @@ def test_leaves_sum_to_the_total(run, name):
     layer = graph.runs[0].graph
     outcome = layer_outcome(graph, layer, parse_policy(name))
     found = leaves(graph, "layer", outcome)
-    assert sum(leaf.bytes for leaf in found) == outcome.sizes(graph.sizes).stored
+    assert sum(leaf.bytes for leaf in found) == outcome.sizes(graph).stored
     assert len({leaf.tensor for leaf in found}) == len(found)
 
 
@@ -39,7 +39,7 @@ def test_none_stores_most_and_full_least(run):
 
     def stored(name: str) -> int:
         policy = parse_policy(name)
-        return layer_outcome(graph, layer, policy).sizes(graph.sizes).stored
+        return layer_outcome(graph, layer, policy).sizes(graph).stored
 
     assert stored("none") >= stored("selective") >= stored("full-sharded")
     assert stored("none") >= stored("ffn") >= stored("full-sharded")
@@ -53,7 +53,7 @@ def test_kept_and_restored_make_the_whole(run, name):
     graph = model_graph(*run, PAPER)
     layer = graph.runs[0].graph
     outcome = layer_outcome(graph, layer, parse_policy(name))
-    size = outcome.sizes(graph.sizes)
+    size = outcome.sizes(graph)
     assert size.kept + size.restored == size.saved
     assert outcome.rerun or size.restored == 0
 
@@ -67,7 +67,7 @@ def test_linear_in_the_micro_batch(run, factor, name):
     def stored(batch: int) -> int:
         more = workload.model_copy(update={"micro_batch": batch})
         graph = model_graph(model, layout, more, PAPER)
-        return layer_outcome(graph, graph.runs[0].graph, policy).sizes(graph.sizes).stored
+        return layer_outcome(graph, graph.runs[0].graph, policy).sizes(graph).stored
 
     assert stored(factor * workload.micro_batch) == factor * stored(workload.micro_batch)
 
@@ -83,7 +83,7 @@ def test_segments_cover_each_layer_once(run, length):
     segments = list(stage.segments(chunks[0]))
     assert [layer for segment in segments for layer in segment.layers] == list(range(model.layers))
     assert len(segments) == -(-model.layers // length)
-    one = layer_outcome(graph, graph.runs[0].graph, NONE).sizes(graph.sizes).saved
+    one = layer_outcome(graph, graph.runs[0].graph, NONE).sizes(graph).saved
     longest = max(segments, key=lambda segment: len(segment.layers))
     assert longest.restored_bytes < len(longest.layers) * one
 

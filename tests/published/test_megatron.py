@@ -175,7 +175,7 @@ def test_other_models_and_layouts(record: dict[str, Any]) -> None:
     )
     layer = graph.runs[0].graph
     outcome = layer_outcome(graph, layer, parse_policy(record["policy"]))
-    assert outcome.sizes(graph.sizes).stored == record["stored_bytes"]
+    assert outcome.sizes(graph).stored == record["stored_bytes"]
     weights = sum(int(weight.parameters.value(graph.sizes)) for weight in layer.weights)
     assert weights == record["parameters_per_rank"]
 
@@ -318,7 +318,7 @@ def test_transformer_engine_fuses_the_norm_into_the_projection() -> None:
         graph = model_graph(model, Layout(), work, load_framework(framework))
         layer = graph.runs[0].graph
         before, after = (
-            layer_outcome(graph, layer, parse_policy(name)).sizes(graph.sizes).stored
+            layer_outcome(graph, layer, parse_policy(name)).sizes(graph).stored
             for name in ("none", policy)
         )
         return before - after

@@ -94,7 +94,7 @@ def test_recorded_bytes(record: dict[str, Any]) -> None:
         tokens = record["batch"] * record["seq"]
         full = parse_policy("full")
         for run in graph.runs:
-            stored = layer_outcome(graph, run.graph, full).sizes(graph.sizes).stored
+            stored = layer_outcome(graph, run.graph, full).sizes(graph).stored
             assert stored == record["per_layer_bytes"] == 2 * tokens * graph.context.model.hidden
         return
     assert found.layers[record["n_layers"] // 2] == record["per_layer_bytes"]
@@ -295,5 +295,5 @@ def test_any_run_is_described_or_refused(
     assert min([*found.layers, found.head, found.embedding]) >= 0
     full = parse_policy("full")
     for run in graph.runs:
-        outcome = layer_outcome(graph, run.graph, full).sizes(graph.sizes)
+        outcome = layer_outcome(graph, run.graph, full).sizes(graph)
         assert outcome.stored == saved(run.graph, [run.graph.input], graph.sizes) > 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from actcalc.cost.flops import op_flops
 from actcalc.cost.roofline import OpTime, Roofline, roofline_of
 from actcalc.cost.step import StepTime, check_timed, step_time
 from actcalc.errors import SpecError
@@ -270,8 +269,7 @@ def _rungs(
     gather: float,
 ) -> tuple[Rung, ...]:
     """The same ratio with more and more of the costs counted."""
-    sizes = roofline.staged.whole_sizes
-    flops = {op.name: float(op_flops([op]).value(sizes)) for op in layer.ops}
+    flops = roofline.model.op_flops[layer]
     forward = sum(flops.values())
     again = sum(flops[name] * share for name, share in weights.items())
     products = [time for time in times if time.kind in _PRODUCTS]

@@ -112,11 +112,11 @@ def _policy(name: str) -> Explainer:
         layer = staged.main.graph
         outcome = layer_outcome(graph, layer, policy)
         base = layer_outcome(graph, layer, NONE)
-        size = outcome.sizes(graph.sizes)
-        before = base.sizes(graph.sizes).stored
-        sizes = staged.whole_sizes
-        rerun = int(outcome.rerun_flops.value(sizes))
-        forward = int(total(op.flops for op in layer.ops).value(sizes))
+        size = outcome.sizes(graph)
+        before = base.sizes(graph).stored
+        flops = graph.op_flops[layer]
+        rerun = sum(flops[op.name] for op in outcome.rerun)
+        forward = sum(flops.values())
         lines = [
             "re-runs: " + (", ".join(_words(op.name) for op in outcome.rerun) or "nothing"),
             f"keeps: {_size(outcome.stored_size, graph)} of {before:,} B per layer "
@@ -272,7 +272,7 @@ def _transient(staged: StagedRun) -> Body:
     lines = ["While a segment re-runs, all it saves is alive again, beside everything stored:"]
     for name in ("selective", "full"):
         outcome = layer_outcome(graph, layer, staged.policy(name))
-        size = outcome.sizes(graph.sizes)
+        size = outcome.sizes(graph)
         lines.append(
             f"{name}: stored {size.stored:,} B per layer, {size.restored:,} B brought back"
         )
