@@ -183,12 +183,12 @@ def compare_run(
     the run's own.
     """
     staged = StagedRun(run)
-    chunks, counts = staged.places[0], staged.held[0]
+    chunks = staged.places[0]
     usual = default_policies(staged)
     policies = [staged.policy(name) for name in run.policies or usual]
     if beside:
         policies = _beside(policies, (staged.policy(name) for name in usual))
-    stored_none = staged.under(NONE).stored_bytes(chunks, counts)
+    stored_none = staged.stored_bytes(0, NONE)
     figures = tuple(_figure(staged, policy, stored_none) for policy in policies)
     if run.device:
         figures = _with_times(staged, policies, figures, efficiency)
@@ -199,7 +199,7 @@ def compare_run(
         stage=0,
         stage_layers=sum(len(chunk) for chunk in chunks),
         chunks=run.layout.chunks,
-        in_flight=sum(counts),
+        in_flight=sum(staged.held(0)),
         forward_flops=forward_flops(staged.graph),
         model_flops=model_flops(staged.graph),
         policies=figures,
@@ -247,10 +247,9 @@ def _with_times(
 
 
 def _figure(staged: StagedRun, policy: Policy, stored_none: int) -> PolicyFigure:
-    chunks, counts = staged.places[0], staged.held[0]
     stage = staged.under(policy)
-    stored = stage.stored_bytes(chunks, counts)
-    transient = stage.transient_bytes(chunks)
+    stored = staged.stored_bytes(0, policy)
+    transient = stage.transient_bytes(staged.places[0])
     rerun = rerun_flops(staged, policy)
     useful = model_flops(staged.graph)
     hardware = hardware_flops(staged, policy)
@@ -286,7 +285,7 @@ def _per_layer(staged: StagedRun, policy: Policy) -> int:
     stage, chunks = staged.under(policy), staged.places[0]
     if not (policy.segmented or policy.block is not None or policy.every > 1):
         return stage.layer_bytes(staged.main.graph).stored
-    one = stage.stored_bytes(chunks, (1,) * len(chunks))
+    one = sum(stage.stored_bytes(chunk) for chunk in chunks)
     return round(one / max(1, sum(len(chunk) for chunk in chunks)))
 
 
@@ -330,7 +329,7 @@ def optimum(staged: StagedRun) -> OptimumFigure:
     """c* and the best whole number of checkpoints for the layers of the first stage."""
     chunks = staged.places[0]
     layers = sum(len(chunk) for chunk in chunks)
-    held_layers = sum(len(c) * n for c, n in zip(chunks, staged.held[0], strict=True))
+    held_layers = sum(len(c) * n for c, n in zip(chunks, staged.held(0), strict=True))
     held_count = max(Fraction(1), Fraction(held_layers, max(1, layers)))
     graph = staged.main.graph
     input_bytes = staged.graph.tensor_bytes[graph][graph.input]

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from actcalc.answers.explain.memory import EXAMPLES, HEEDS
-from actcalc.answers.explain.terms import OVERHEAD, explain_term, term_of
+from actcalc.answers.explain.memory import EXAMPLES
+from actcalc.answers.explain.terms import HEEDS, OVERHEAD, explain_term, term_of
 from actcalc.cli.options import (
     OutputOptions,
     RunOptions,

@@ -43,6 +43,7 @@ class Source:
     profile: str | None = None
     device: str | None = None
     policies: tuple[str, ...] = ()
+    title: str = ""
     warnings: tuple[str, ...] = ()
     vetted: bool = False
     devices: int | None = None
@@ -232,6 +233,7 @@ def _run_fields(data: dict[str, Any], where: str) -> Source:
         framework=data.get("framework"),
         device=data.get("device"),
         policies=tuple(str(policy) for policy in policies),
+        title=str(data.get("title") or ""),
     )
 
 
@@ -246,6 +248,7 @@ def _merged(base: Source, **parts: Any) -> Source:
         profile=base.profile,
         device=parts.get("device") or base.device,
         policies=parts.get("policies") or base.policies,
+        title=parts.get("title") or base.title,
         warnings=base.warnings,
         devices=None if "dp" in parts.get("layout", {}) else base.devices,
     )
@@ -370,6 +373,7 @@ def resolve(
         policies=tuple(policies) or origin.policies,
         warnings=(*origin.warnings, *refilled, *raised, *_idle_dropout(spec, work, step)),
         training=tuned,
+        title=origin.title,
     )
 
 

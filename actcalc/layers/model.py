@@ -77,10 +77,10 @@ class ModelGraph:
         for run in self.runs:
             counts[run.kind] = counts.get(run.kind, 0) + run.count
             graphs.setdefault(run.kind, run.graph)
-        labels = [kind.label for kind in counts]
+        labels = _labels(list(counts))
         return tuple(
-            LayerRun(kind, graphs[kind], count, _numbered(labels, index))
-            for index, (kind, count) in enumerate(counts.items())
+            LayerRun(kind, graphs[kind], count, label)
+            for (kind, count), label in zip(counts.items(), labels, strict=True)
         )
 
     def graphs(self, *, mtp: bool = True) -> Iterator[tuple[Graph, int]]:
@@ -105,12 +105,19 @@ class _PerGraph(dict[Graph, Mapping[str, int]]):
         return self[graph]
 
 
-def _numbered(labels: Sequence[str], index: int) -> str:
-    """A label as it is, or numbered where several kinds of layer have it."""
-    label = labels[index]
-    if labels.count(label) == 1:
-        return label
-    return f"{label} {labels[: index + 1].count(label)}"
+def _labels(kinds: Sequence[LayerKind]) -> list[str]:
+    """A label for each kind: where several share one, rotary position or a number tells."""
+    labels = [kind.label for kind in kinds]
+    some = [kind for kind in kinds if labels.count(kind.label) > 1]
+    if any(kind.rotary for kind in some):
+        labels = [
+            label if kind.rotary or kind not in some else f"{label} without rotary"
+            for kind, label in zip(kinds, labels, strict=True)
+        ]
+    return [
+        label if labels.count(label) == 1 else f"{label} {labels[: index + 1].count(label)}"
+        for index, label in enumerate(labels)
+    ]
 
 
 def model_graph(

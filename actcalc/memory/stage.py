@@ -371,9 +371,9 @@ class StageMemory:
         most, flight, stored_layers = 0, 0, 0
         for kind, chunk, counts in self.staged.work(stage):
             stored = sum(n * m.stored for n, m in zip(counts, moments, strict=True))
-            if stored > most:
-                most = stored
-                stored_layers = sum(n * size for n, size in zip(counts, layers, strict=True))
+            most = max(most, stored)
+            in_layers = sum(n * size for n, size in zip(counts, layers, strict=True))
+            stored_layers = max(stored_layers, in_layers)
             flight = max(flight, sum(counts))
             best = _higher(best, kind, moments[chunk], stored, absent_forward)
         return best, most, flight, stored_layers

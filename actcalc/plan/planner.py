@@ -122,7 +122,7 @@ class RunPlanner:
         self.costs: Costs = costs_of(self.staged)
         self.full = self.staged.full
         self.chunks = self.staged.places
-        self.flights = self.staged.held
+        self.flights = [self.staged.held(stage) for stage in range(run.layout.pp)]
         self._names = {id(kind.graph): kind.label for kind in self.staged.kinds}
         self._layers: dict[int, PlanLayer] = {}
         self._found: dict[int, OptionSet] = {}

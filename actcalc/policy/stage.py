@@ -79,13 +79,8 @@ class StagePolicy:
         for (graph, chosen), count in Counter(pairs).items():
             yield graph, chosen, count
 
-    def stored_bytes(self, chunks: Sequence[range], held: Sequence[int]) -> int:
-        """Bytes a stage keeps: each chunk's stored tensors times the microbatches it holds."""
-        return sum(
-            count * self._chunk_bytes(chunk) for chunk, count in zip(chunks, held, strict=True)
-        )
-
-    def _chunk_bytes(self, chunk: range) -> int:
+    def stored_bytes(self, chunk: range) -> int:
+        """Bytes a chunk of layers keeps of one micro-batch."""
         if self.policy.segmented:
             return sum(segment.stored_bytes for segment in self.segments(chunk))
         return sum(

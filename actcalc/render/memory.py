@@ -10,6 +10,7 @@ from actcalc.answers.memory import MemoryReport
 from actcalc.memory.limits import LimitFigure
 from actcalc.memory.stage import StageFigure
 from actcalc.render.compare import run_lines
+from actcalc.render.names import distinct_names
 from actcalc.render.sheet import Column, Row, Sheet, bytes_column
 from actcalc.render.training import training_lines
 from actcalc.render.units import count, digits, scale, size
@@ -72,9 +73,9 @@ def memory_sheets(result: MemoryReport, units: str) -> list[Sheet]:
     rows = [Row(record(same[0], _named(same))) for same in folded]
     return [
         Sheet(
-            title=f"{result.model['name']}: memory of one GPU per pipeline stage"
+            title=f"{result.title}: memory of one GPU per pipeline stage"
             if many
-            else f"{result.model['name']}: memory of one GPU",
+            else f"{result.title}: memory of one GPU",
             columns=columns,
             rows=tuple(rows),
             records=tuple(record(stage, stage.stage) for stage in stages),
@@ -177,11 +178,7 @@ def two_sheets(first: MemoryReport, second: MemoryReport, units: str) -> list[Sh
     figures = [figure for figure in figures if figure[1] or figure[2]]
     figures.append(("total", one.total_bytes, two.total_bytes))
     every = [value for _, a, b in figures for value in (a, b, b - a)]
-    names = [_title(first), _title(second)]
-    if names[0] == names[1] and first.framework != second.framework:
-        names = [f"{result.model['name']} {result.framework}" for result in (first, second)]
-    if names[0] == names[1]:
-        names = [f"{names[0]} (1)", f"{names[1]} (2)"]
+    names = distinct_names((first, second))
     titles = dict(
         zip(
             ("first_bytes", "second_bytes", "difference_bytes"), (*names, "difference"), strict=True
@@ -233,8 +230,3 @@ def _both_notes(names: list[str], results: tuple[MemoryReport, MemoryReport]) ->
         if note not in alike
     ]
     return (*alike, *own)
-
-
-def _title(result: MemoryReport) -> str:
-    name: str = result.model["name"]
-    return name

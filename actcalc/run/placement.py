@@ -77,23 +77,6 @@ def microbatches(layout: Layout, workload: Workload) -> int:
     return pp * (2 if layout.pipeline.startswith("dualpipe") else 1)
 
 
-def held(layout: Layout, count: int) -> tuple[tuple[int, ...], ...]:
-    """For each stage and each of its chunks: microbatches whose activations it holds at its peak.
-
-    Counted by running the schedule, see :mod:`actcalc.run.schedule`.
-    """
-    if layout.pp == 1:
-        return ((1,) * layout.vpp,)
-    from actcalc.run.schedule import in_flight_by_chunk
-
-    group = layout.microbatch_group
-    moments = in_flight_by_chunk(layout.pipeline, layout.pp, count, layout.vpp, group=group)
-    return tuple(
-        tuple(a + w for a, w in zip(moment.activations, moment.stashes, strict=True))
-        for moment in moments
-    )
-
-
 def plain_work(schedule: str, pp: int, count: int, stage: int) -> Iterator[tuple[str, int]]:
     """The kinds of work of a stage with one chunk, each with the micro-batches it holds meanwhile.
 

@@ -18,7 +18,7 @@ from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import LayerRun, ModelGraph, model_graph, parameters
 from actcalc.policy.rules import NONE, Policy, parse_policy
 from actcalc.policy.stage import StagePolicy
-from actcalc.run.placement import Chunks, Ends, ends, held, microbatches, placement, plain_work
+from actcalc.run.placement import Chunks, Ends, ends, microbatches, placement, plain_work
 from actcalc.specs.run import Run
 
 
@@ -48,6 +48,7 @@ class StagedRun:
         self.places: tuple[Chunks, ...] = placement(run.model.depth, run.layout)
         self.ends: tuple[tuple[Ends, ...], ...] = ends(run.layout)
         self.microbatches: int = microbatches(run.layout, run.workload)
+        self._work: dict[int, tuple[Work, ...]] = {}
         self._policies: dict[str, Policy] = {}
         self._stages: dict[Policy, StagePolicy] = {}
 
@@ -73,13 +74,17 @@ class StagedRun:
             "the pipeline."
         )
 
-    @cached_property
-    def held(self) -> tuple[tuple[int, ...], ...]:
-        """For each stage and chunk: micro-batches held at the stage's fullest moment."""
-        return held(self.run.layout, self.microbatches)
+    def held(self, stage: int) -> tuple[int, ...]:
+        """For each chunk of a stage: micro-batches held at its fullest moment (first of equals)."""
+        return max((work.held for work in self.work(stage)), key=sum)
 
     def work(self, stage: int) -> Sequence[Work]:
         """The kinds of work of a stage in one step, each with what is held meanwhile."""
+        if stage not in self._work:
+            self._work[stage] = tuple(self._worked(stage))
+        return self._work[stage]
+
+    def _worked(self, stage: int) -> Sequence[Work]:
         layout = self.run.layout
         if layout.pp == 1:
             return [Work(kind, 0, (1,)) for kind in "FB"]
@@ -194,6 +199,14 @@ class StagedRun:
     def first_policy(self) -> Policy:
         """The first policy that the run names (``none`` if it names none)."""
         return self.policy(self.run.policies[0]) if self.run.policies else NONE
+
+    def stored_bytes(self, stage: int, policy: Policy) -> int:
+        """Bytes that a stage's layers keep of all micro-batches in flight, at most."""
+        sizes = [self.under(policy).stored_bytes(chunk) for chunk in self.places[stage]]
+        return max(
+            sum(n * size for n, size in zip(work.held, sizes, strict=True))
+            for work in self.work(stage)
+        )
 
     def under(self, policy: Policy) -> StagePolicy:
         """The run's layers under one policy (kept, so that each is evaluated once)."""

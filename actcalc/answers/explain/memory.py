@@ -252,12 +252,12 @@ def _chunk_sizes(staged: StagedRun, stage: int = 0) -> tuple[int, ...]:
 
 def _flights(staged: StagedRun) -> list[int]:
     """Chunk activations that each stage holds at its fullest moment."""
-    return [sum(stage) for stage in staged.held]
+    return [sum(staged.held(stage)) for stage in range(staged.run.layout.pp)]
 
 
 def _held_layers(staged: StagedRun) -> int:
     """Layers' activations that stage 0 holds at its fullest moment."""
-    return sum(n * size for n, size in zip(staged.held[0], _chunk_sizes(staged), strict=True))
+    return sum(n * size for n, size in zip(staged.held(0), _chunk_sizes(staged), strict=True))
 
 
 def _listed(counts: list[int]) -> str:
@@ -305,7 +305,7 @@ def _one_f_one_b(staged: StagedRun) -> Body:
         f"{staged.run.model.depth} layers, whatever p is. Only later stages hold less."
         if count >= p
         else "With fewer micro-batches than stages it never fills.",
-        f"GPipe, all forwards first, holds m = {sum(gpipe.held[0])} on every stage.",
+        f"GPipe, all forwards first, holds m = {sum(gpipe.held(0))} on every stage.",
         f"idle (p-1)/m = {p - 1}/{count} = {(p - 1) / count:.4g} of the busy time; run: "
         f"{_overhead(piped):.4g}",
     ]
@@ -413,14 +413,15 @@ def _zero_bubble(staged: StagedRun) -> Body:
 def _dualpipe(staged: StagedRun) -> Body:
     plain, lines = _pipeline(staged, "1f1b")
     double, _ = _pipeline(staged, "dualpipe")
-    pp, flights = double.run.layout.pp, double.held
+    pp = double.run.layout.pp
+    first, middle = double.held(0), double.held(pp // 2)
     lines += [
         "Micro-batches enter at both ends at once. Stage r has slice r for one direction and slice "
         f"p - 1 - r for the other: {double.run.layout.chunks} slices, weights and states twice.",
         f"p = {pp}, m = {double.microbatches}, counted by running the schedule: stage 0 holds "
-        f"{' + '.join(str(n) for n in flights[0])} = {sum(flights[0])} micro-batches of a slice, "
+        f"{' + '.join(str(n) for n in first)} = {sum(first)} micro-batches of a slice, "
         f"p + 1 = {pp + 1} at most; the middle "
-        f"{' + '.join(str(n) for n in flights[pp // 2])}",
+        f"{' + '.join(str(n) for n in middle)}",
         _stage_zero(double),
         f"dualpipe idles {_overhead(double):.4g} of its busy time, 1F1B {_overhead(plain):.4g}",
         *_split(staged, "dualpipe-v"),

@@ -382,6 +382,11 @@ OVERHEAD = "overhead"
 """The one term that depends on device and policies."""
 _OVERHEAD_WORDS = (OVERHEAD, "slow-down", "slowdown", "39", "39%", "39 %", "33%")
 TERMS = (*_EXPLAINERS, *explain_memory.EXPLAINERS, OVERHEAD)
+HEEDS: Mapping[str, tuple[str, ...]] = {
+    "c*": ("schedule", "vpp", "global_batch", "layers_per_stage"),
+    **explain_memory.HEEDS,
+}
+"""Options of the command line that change a term's numbers and no other term's."""
 _WORDS = {**ALIASES, **explain_memory.ALIASES}
 
 
