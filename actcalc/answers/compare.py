@@ -13,7 +13,6 @@ from actcalc.cost.flops import (
     hardware_flops,
     layers_forward_flops,
     model_flops,
-    rerun_flops,
 )
 from actcalc.layers.model import ModelGraph, parameters
 from actcalc.policy.checkpoints import checkpoint_optimum
@@ -123,6 +122,8 @@ class OptimumFigure:
     """What its longest segment holds while re-run, ⌈l/c⌉·A_int."""
     total_bytes: int
     """Both together: memory(c) of that plan."""
+    peak_bytes: int
+    """The same, as a policy's peak_bytes: its first input, which is stored, counted once."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -250,13 +251,22 @@ def _figure(staged: StagedRun, policy: Policy, stored_none: int) -> PolicyFigure
     stage = staged.under(policy)
     stored = staged.stored_bytes(0, policy)
     transient = stage.transient_bytes(staged.places[0])
-    rerun = rerun_flops(staged, policy)
     useful = model_flops(staged.graph)
     hardware = hardware_flops(staged, policy)
-    outcome = stage.outcome(staged.main.graph)
+    rerun = hardware.rerun
+    layers = tuple(
+        LayerFigure(
+            kind=kind.label,
+            count=kind.count,
+            stored_bytes=stage.layer_bytes(kind.graph).stored,
+            formula=stage.outcome(kind.graph).stored_size.formula(),
+        )
+        for kind in staged.kinds
+    )
+    main = next(layer for layer in layers if layer.kind == staged.main.label)
     return PolicyFigure(
         policy=policy.name,
-        formula=outcome.stored_size.formula() + (" per segment" if policy.segmented else ""),
+        formula=main.formula + (" per segment" if policy.segmented else ""),
         stored_bytes_per_layer=_per_layer(staged, policy),
         stored_bytes=stored,
         saved_ratio=1 - stored / stored_none if stored_none else 0.0,
@@ -267,15 +277,7 @@ def _figure(staged: StagedRun, policy: Policy, stored_none: int) -> PolicyFigure
         recompute_flops_per_model_flops_ratio=rerun / useful,
         hardware_flops_per_model_flops_ratio=hardware.flops / useful,
         hardware_flops_convention=hardware.convention,
-        layers=tuple(
-            LayerFigure(
-                kind=kind.label,
-                count=kind.count,
-                stored_bytes=stage.layer_bytes(kind.graph).stored,
-                formula=stage.outcome(kind.graph).stored_size.formula(),
-            )
-            for kind in staged.kinds
-        ),
+        layers=layers,
         note=_note(staged.graph, policy, stage, stored, stored_none),
     )
 
@@ -353,6 +355,7 @@ def optimum(staged: StagedRun) -> OptimumFigure:
         stored_bytes=best.stored_bytes,
         segment_bytes=best.segment_bytes,
         total_bytes=best.total_bytes,
+        peak_bytes=best.total_bytes,
     )
 
 

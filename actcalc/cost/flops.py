@@ -120,6 +120,8 @@ class HardwareFlops(NamedTuple):
     """``ops``: model FLOPs plus each re-run op once; ``paper``: the published equation."""
     op_flops: int
     """Model FLOPs plus each re-run op once, whatever the convention."""
+    rerun: int
+    """Of these: what runs again."""
 
 
 def rerun_flops(staged: StagedRun, policy: Policy, counting: Counting = "full") -> int:
@@ -155,7 +157,8 @@ def hardware_flops(staged: StagedRun, policy: Policy, counting: Counting = "full
     seq, batch = context.workload.seq, context.workload.micro_batch
     useful = model_flops(model, counting)
     frozen = frozen_flops(model, staged.run.training)
-    by_ops = useful + rerun_flops(staged, policy, counting) - frozen
+    rerun = rerun_flops(staged, policy, counting)
+    by_ops = useful + rerun - frozen
     published = (
         counting == "full"
         and not frozen
@@ -165,5 +168,6 @@ def hardware_flops(staged: StagedRun, policy: Policy, counting: Counting = "full
         and paper_model_flops(context.model, seq, batch) == useful
     )
     if not published:
-        return HardwareFlops(by_ops, "ops", by_ops)
-    return HardwareFlops(paper_selective_flops(context.model, seq, batch), "paper", by_ops)
+        return HardwareFlops(by_ops, "ops", by_ops, rerun)
+    published_flops = paper_selective_flops(context.model, seq, batch)
+    return HardwareFlops(published_flops, "paper", by_ops, rerun)

@@ -212,14 +212,10 @@ def stored(graph: Graph, rerun: Iterable[Op], dropped: frozenset[str]) -> tuple[
     """
     again = {op.name for op in rerun}
     made = {name for op in graph.ops if op.name in again for name in op.outputs}
-    kept: dict[str, None] = {}
+    kept: set[str] = set()
     for op in graph.ops:
-        if op.name in again:
-            kept.update(dict.fromkeys(name for name in op.inputs if name not in made))
-        else:
-            kept.update(dict.fromkeys(name for name in op.saves if name not in dropped))
-    order = {name: index for index, name in enumerate(graph.tensors)}
-    return tuple(sorted((n for n in kept if n not in graph.shared), key=order.__getitem__))
+        kept |= set(op.inputs) - made if op.name in again else set(op.saves) - dropped
+    return tuple(name for name in graph.tensors if name in kept and name not in graph.shared)
 
 
 def executed(graph: Graph, rerun: tuple[Op, ...], *, early_stop: bool) -> tuple[Op, ...]:

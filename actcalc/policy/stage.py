@@ -63,9 +63,12 @@ class StagePolicy:
             yield Segment(layers, size.stored, size.restored)
 
     def _segment(self, layers: range) -> Segment:
-        sizes = [self.layer_bytes(self.graph(layer)) for layer in layers]
-        saved = sum(size.saved for size in sizes)
-        return Segment(layers, sizes[0].stored, saved - sizes[0].kept)
+        first = self.layer_bytes(self.graph(layers.start))
+        saved = sum(
+            count * self.layer_bytes(graph).saved
+            for graph, count in self.model.counts(layers).items()
+        )
+        return Segment(layers, first.stored, saved - first.kept)
 
     def tally(self, chunk: range) -> Iterator[tuple[Graph, Policy, int]]:
         """How many layers of a chunk there are of each graph and policy."""
