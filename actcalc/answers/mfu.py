@@ -25,6 +25,7 @@ from actcalc.specs.device import Device
 from actcalc.specs.run import Run
 
 Basis = Literal["measured", "mfu", "predicted"]
+COUNTINGS: tuple[Counting, ...] = ("full", "causal")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,9 +173,68 @@ def utilisation(
     device, for numbers that are not above 0, when both a time and an MFU are given, or for devices
     that do not divide into whole replicas of tp·pp·cp.
     """
-    device = run.device
-    if device is None:
-        raise SpecError("utilisation is a share of a device's peak: no device", "add --device")
+    _check_given(run, step_seconds, mfu, tokens, gpus, price_per_gpu_hour)
+    if counting == "causal" and not run.model.causal:
+        raise SpecError(
+            f"{run.model.name} attends in both directions: no score is masked",
+            "drop --flops causal",
+        )
+    staged, count = StagedRun(run), _devices(run, gpus)
+    policy, batch = staged.only_policy, staged.global_batch
+    prediction = _predict(staged, policy, count, efficiency)
+    peak = peak_flops(_device(run), run.workload.precision)
+    useful = _scaled(model_flops(staged.graph, counting), batch, run)
+    basis, seconds = _step_seconds(step_seconds, mfu, prediction, useful / (count * peak))
+    available = seconds * count * peak
+    hardware = hardware_flops(staged, policy, counting)
+    done = _scaled(hardware.flops, batch, run)
+    by_ops = _scaled(hardware.op_flops, batch, run)
+    step_tokens = batch * run.workload.seq
+    least = _scaled(hardware_flops(staged, policy, _computed(run)).op_flops, batch, run) / available
+    impossible = _impossible(useful / available, least, frozen=bool(run.training.lora_rank))
+    return Utilisation(
+        **header(staged),
+        policy=policy.name,
+        gpus=count,
+        global_batch=batch,
+        basis=basis,
+        step_seconds=seconds,
+        counting=counting,
+        model_flops=useful,
+        hardware_flops=done,
+        hardware_flops_convention=hardware.convention,
+        hardware_flops_by_ops=by_ops,
+        mfu_ratio=useful / available,
+        hfu_ratio=done / available,
+        hfu_by_ops_ratio=by_ops / available,
+        possible=least <= 1,
+        peak_flops_per_second=peak,
+        model_flops_per_second_per_gpu=useful / (seconds * count),
+        hardware_flops_per_second_per_gpu=done / (seconds * count),
+        tokens_per_second=step_tokens / seconds,
+        tokens_per_second_per_gpu=step_tokens / (seconds * count),
+        model_flops_per_token=useful / step_tokens,
+        countings=tuple(_counted(staged, policy, each, available) for each in COUNTINGS),
+        prediction=_prediction(
+            prediction, run, seconds if basis == "measured" else None, efficiency
+        ),
+        training=_training(tokens, step_tokens, seconds, count, price_per_gpu_hour),
+        notes=_notes(
+            staged, prediction, impossible, hardware.convention, by_ops / available, efficiency
+        ),
+    )
+
+
+def _check_given(
+    run: Run,
+    step_seconds: float | None,
+    mfu: float | None,
+    tokens: int | None,
+    gpus: int | None,
+    price_per_gpu_hour: float | None,
+) -> None:
+    """Refuse numbers that mean nothing, alone or together."""
+    _device(run)
     given = {
         "--step-time": step_seconds,
         "--mfu": mfu,
@@ -190,6 +250,16 @@ def utilisation(
         raise SpecError(f"--mfu {mfu:g} is above 1", "a share, e.g. --mfu 0.4")
     if price_per_gpu_hour is not None and tokens is None:
         raise SpecError("--price-per-gpu-hour prices a training run", "add --tokens")
+
+
+def _device(run: Run) -> Device:
+    if run.device is None:
+        raise SpecError("utilisation is a share of a device's peak: no device", "add --device")
+    return run.device
+
+
+def _devices(run: Run, gpus: int | None) -> int:
+    """Devices that take part: as many as given, in whole replicas of the layout."""
     layout = run.layout
     count = gpus or layout.devices
     replica = layout.tp * layout.pp * layout.cp
@@ -199,68 +269,20 @@ def utilisation(
             f"cp {layout.cp} = {replica} GPUs each",
             f"use --gpus {-(-count // replica) * replica}, or lower --tp, --pp or --cp",
         )
-    staged = StagedRun(run)
-    graph, policy, batch = staged.graph, staged.only_policy, staged.global_batch
-    prediction = _predict(staged, policy, count, efficiency)
-    useful = _scaled(model_flops(graph, counting), batch, run)
-    if counting == "causal" and not run.model.causal:
-        raise SpecError(
-            f"{run.model.name} attends in both directions: no score is masked",
-            "drop --flops causal",
-        )
-    peak = peak_flops(device, run.workload.precision)
-    basis: Basis = "measured"
-    if step_seconds is None:
-        basis = "predicted" if mfu is None else "mfu"
-        if mfu is not None:
-            step_seconds = useful / (mfu * count * peak)
-        elif isinstance(prediction, StepTime):
-            step_seconds = prediction.total
-        else:
-            raise SpecError(f"no step time to judge: {prediction}", "add --step-time or --mfu")
-    measured = step_seconds if basis == "measured" else None
-    available = step_seconds * count * peak
-    figures = tuple(_counted(staged, policy, each, available) for each in ("full", "causal"))
-    hardware = hardware_flops(staged, policy, counting)
-    done = _scaled(hardware.flops, batch, run)
-    by_ops = _scaled(hardware.op_flops, batch, run)
-    step_tokens = batch * run.workload.seq
-    computed = hardware_flops(staged, policy, _computed(run))
-    least = _scaled(computed.op_flops, batch, run) / available
-    return Utilisation(
-        **header(staged),
-        policy=policy.name,
-        gpus=count,
-        global_batch=batch,
-        basis=basis,
-        step_seconds=step_seconds,
-        counting=counting,
-        model_flops=useful,
-        hardware_flops=done,
-        hardware_flops_convention=hardware.convention,
-        hardware_flops_by_ops=by_ops,
-        mfu_ratio=useful / available,
-        hfu_ratio=done / available,
-        hfu_by_ops_ratio=by_ops / available,
-        possible=least <= 1,
-        peak_flops_per_second=peak,
-        model_flops_per_second_per_gpu=useful / (step_seconds * count),
-        hardware_flops_per_second_per_gpu=done / (step_seconds * count),
-        tokens_per_second=step_tokens / step_seconds,
-        tokens_per_second_per_gpu=step_tokens / (step_seconds * count),
-        model_flops_per_token=useful / step_tokens,
-        countings=figures,
-        prediction=_prediction(prediction, run, device, measured, efficiency),
-        training=_training(tokens, step_tokens, step_seconds, count, price_per_gpu_hour),
-        notes=_notes(
-            staged,
-            prediction,
-            _impossible(useful / available, least, frozen=bool(run.training.lora_rank)),
-            hardware.convention,
-            by_ops / available,
-            efficiency,
-        ),
-    )
+    return count
+
+
+def _step_seconds(
+    measured: float | None, mfu: float | None, prediction: StepTime | str, ideal: float
+) -> tuple[Basis, float]:
+    """Where a step's time is from, and the time; ``ideal`` is the time at an MFU of 1."""
+    if measured is not None:
+        return "measured", measured
+    if mfu is not None:
+        return "mfu", ideal / mfu
+    if isinstance(prediction, StepTime):
+        return "predicted", prediction.total
+    raise SpecError(f"no step time to judge: {prediction}", "add --step-time or --mfu")
 
 
 def _computed(run: Run) -> Counting:
@@ -327,13 +349,12 @@ def _predict(
 def _prediction(
     step: StepTime | str,
     run: Run,
-    device: Device,
     measured: float | None,
     efficiency: Mapping[str, float] | None,
 ) -> Prediction | None:
     if isinstance(step, str):
         return None
-    shares = rates_of(device, run.workload.precision, efficiency).shares
+    shares = rates_of(_device(run), run.workload.precision, efficiency).shares
     return Prediction(
         step_seconds=step.total,
         pipeline_seconds=step.pipeline,
