@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import lcm
@@ -14,6 +14,7 @@ from actcalc.run.staged import StagedRun
 QUANTITIES = ("micro-batch", "seq")
 _SEQ_STEP = 64  # tokens; kernels pad to it, and no one asks for a finer answer
 _MOST = 2**24
+_STRAIGHT = 8  # counts tried along a straight line before the rest is halved
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -82,15 +83,7 @@ def largest(sizes: Resized, policy: str) -> LimitFigure:
         return LimitFigure(
             policy=policy, quantity=quantity, largest=0, total_bytes=needs(1), tokens=0
         )
-    low, high = 1, 2
-    while high * step <= _MOST and needs(high) <= usable:
-        low, high = high, high * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        if needs(middle) <= usable:
-            low = middle
-        else:
-            high = middle
+    low = _last_within(needs, usable, _MOST // step)
     return LimitFigure(
         policy=policy,
         quantity=quantity,
@@ -98,3 +91,24 @@ def largest(sizes: Resized, policy: str) -> LimitFigure:
         total_bytes=needs(low),
         tokens=sizes.at(low * step).run.workload.tokens,
     )
+
+
+def _last_within(needs: Callable[[int], int], usable: int, most: int) -> int:
+    """The largest count up to ``most`` whose need is within ``usable``; 1 is.
+
+    Memory is all but linear in tokens: the next count to try is where the line through the last
+    two meets the limit, a few times; then the rest is halved.
+    """
+    low, other, high, tries = 1, 2, most + 1, 0
+    while high - low > 1:
+        guess = (low + high) // 2
+        if tries < _STRAIGHT and other <= most:
+            slope = (needs(other) - needs(low)) / (other - low)
+            guess = low + int(min((usable - needs(low)) / slope, most)) if slope > 0 else most
+        guess = min(max(guess, low + 1), high - 1)
+        tries += 1
+        if needs(guess) <= usable:
+            low, other = guess, low
+        else:
+            high = other = guess
+    return low
