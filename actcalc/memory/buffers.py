@@ -86,7 +86,7 @@ def _workspaces(
     engine = sizes[f"engine_{new}"] if framework.transformer_engine else 0
     streams = 1
     grouped = model.context.workload.kernels.moe_grouped_gemm != "off"
-    if model.context.model.moe and framework.kernels.get("experts") == "te_grouped" and grouped:
+    if model.context.model.moe and model.context.kernel("experts") == "te_grouped" and grouped:
         streams += sizes["engine_streams"]
     return [
         Buffer(
