@@ -19,6 +19,7 @@ import yaml
 
 import actcalc
 from actcalc.answers.compare import compare_run
+from actcalc.answers.memory import memory_run
 from actcalc.errors import SpecError
 from actcalc.io import presets
 from actcalc.io.hf import known_types
@@ -26,7 +27,6 @@ from actcalc.io.runs import load_framework, load_run
 from actcalc.layers.megatron.attention import CORE_KERNELS
 from actcalc.layers.megatron.norm import NORM_KERNELS
 from actcalc.layers.pytorch import moe, norm, rotary
-from actcalc.memory.report import memory_run
 from actcalc.specs import Framework, Workload
 from actcalc.specs.kinds import KINDS
 from actcalc.specs.model import Model, Moe
