@@ -351,7 +351,12 @@ def measure_run(
     if run.workload.global_batch is not None:
         notes.append("No effect on this table: global batch (one micro-batch is measured).")
     result = beside(
-        measured, prediction, step=step, dropout=_drops(run), notes=notes, framework=FRAMEWORK
+        measured,
+        prediction,
+        step=step,
+        dropout=_drops(run),
+        notes=notes,
+        framework=run.framework.name,
     )
     return result, measured
 

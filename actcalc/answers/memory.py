@@ -100,7 +100,7 @@ def _notes(
             "The optimizer gives whole weights to ranks: figures are of the fullest rank; "
             "last_rank_spare_bytes says how much less the last one holds."
         )
-    if run.layout.pp > 1 and work.graph.context.framework.kernels.get("ends") == "megatron":
+    if run.layout.pp > 1 and run.framework.drops_sent_outputs:
         notes.append(
             "Pipeline messages: a received input counts as the first layer's, a received gradient "
             "as the last layer's; outputs are dropped once sent."

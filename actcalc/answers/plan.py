@@ -508,7 +508,7 @@ def _changed_runs(planner: RunPlanner) -> list[tuple[str, Run]]:
     """Runs that differ in one option, as it is written on the command line."""
     run = planner.run
     layout, work = run.layout, run.workload
-    splits = planner.model.context.kernel("layer") != "hub"
+    splits = run.framework.model_parallel
     grids: list[dict[str, Any]] = []
     if layout.tp > 1 and not layout.sp:
         grids.append({"sp": True})

@@ -165,12 +165,12 @@ class Roofline:
     @cached_property
     def _eager_framework(self) -> bool:
         """Whether element-wise chains run op by op (torch modules without fused kernels)."""
-        return self.model.context.framework.kernels.get("layer") == "hub"
+        return self.model.context.framework.op_by_op
 
     @cached_property
     def vendor(self) -> bool:
         """Whether the vendor's own kernels run (Transformer Engine)."""
-        return self.model.context.framework.kernels.get("core_flash") == "te"
+        return self.model.context.framework.transformer_engine
 
     @cached_property
     def attention(self) -> tuple[float, float]:

@@ -216,7 +216,7 @@ def _pipeline(
     # A message occupies the stage that waits for it. Megatron-Core's interleaved schedule alone
     # sends and receives beside the next chunk's work (training/arguments.py: overlap_p2p_comm is on
     # unless --no-overlap-p2p-communication, and set off without interleaving).
-    hidden = layout.vpp > 1 and staged.run.framework.name.startswith("megatron")
+    hidden = layout.vpp > 1 and staged.run.framework.overlaps_messages
 
     def occupied(seconds: float) -> float:
         return max(seconds, send) if hidden else seconds + send
@@ -284,5 +284,5 @@ def _gradients(
             seconds += collective_seconds(
                 Collective.ALL_GATHER, count * model.context.act.itemsize, size, stride, rates
             )
-    hidden = model.context.framework.kernels.get("layer") == "hub"
+    hidden = model.context.framework.overlaps_reduction
     return max(0.0, seconds - backward) if hidden else seconds

@@ -49,8 +49,7 @@ def recipe(model: ModelGraph, training: Training) -> Recipe:
     precision = context.workload.precision
     name: str = training.recipe
     if name == "auto":
-        hub = context.framework.kernels.get("layer") == "hub"
-        name = context.framework.kernels.get("recipe", "pure" if hub else "megatron")
+        name = context.framework.recipe
         if precision.startswith("amp"):
             name = "amp" if context.layout.zero < 3 else "fsdp"
         elif precision == "fp32":
@@ -71,7 +70,7 @@ def recipe(model: ModelGraph, training: Training) -> Recipe:
         "amp": Recipe("amp", 4, 4, 0, 4, 4, False),
         "fsdp": Recipe("fsdp", 4, 4, 0, 4, 2, False),
         "pure": Recipe("pure", 2, 2, 0, 2, 2, False),
-        "fp32": Recipe("fp32", 4, 4, 0, 4, 4, context.framework.name.startswith("megatron")),
+        "fp32": Recipe("fp32", 4, 4, 0, 4, 4, context.framework.persistent_gradients),
     }[name]
 
 

@@ -105,7 +105,7 @@ def candidates(run: Run) -> Iterator[tuple[str, Run]]:
     """
     yield from _states(run)
     layout, work = run.layout, run.workload
-    if run.framework.kernels.get("layer") != "hub":
+    if run.framework.model_parallel:
         stages = 2 * layout.pp
         if not layout.layers_per_stage:
             yield f"--pp {stages}", replace(run, layout=layout.model_copy(update={"pp": stages}))

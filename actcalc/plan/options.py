@@ -183,11 +183,11 @@ def wrapped_modules(model: ModelGraph, graph: Graph) -> tuple[str, ...]:
     wrapper keeps what the next op saved of it.
     """
     tags = {tag for op in graph.ops for tag in op.modules}
-    plain = model.context.kernel("layer") == "hub"
+    discards = model.context.framework.discards_outputs
     return tuple(
         name
         for name, module in MODULES.items()
-        if module.tag in tags and not (plain and module.discards_output)
+        if module.tag in tags and (discards or not module.discards_output)
     )
 
 

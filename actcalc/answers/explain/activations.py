@@ -32,7 +32,7 @@ def _coefficient(staged: StagedRun) -> Body:
         lines.append(f"    = {size_text(layer.bytes_of(names), graph)}")
     lines.append(f"all: {size_text(layer.bytes_of(own), graph)}")
     lines.append("16-bit tensors weigh 2 bytes per element, dropout masks 1.")
-    if run.framework.name == "paper":
+    if run.framework.idealised:
         lines.append(
             "Without sharding, GPT with eager attention and dropout: attention 11 + FFN 19 + "
             "norms 4 = 34 sbh, and 5as²b for the s x s tensors."

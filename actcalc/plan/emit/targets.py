@@ -264,7 +264,7 @@ def _torch(planner: RunPlanner, budget: int) -> Expressed:
 
 
 def _torch_notes(planner: RunPlanner) -> tuple[str, ...]:
-    if planner.model.context.kernel("layer") == "hub":
+    if planner.run.framework.op_by_op:
         return ()
     return (
         f"Products are counted in the order of the {planner.run.framework.name} profile;",
