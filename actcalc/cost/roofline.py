@@ -119,32 +119,32 @@ class GradientBytes(NamedTuple):
 
 
 def _gradient_bytes(roofline: Roofline) -> GradientBytes:
-    """How the framework stores and sums weight gradients, by its recipe.
+    """How the framework stores and sums weight gradients, as its recipe says.
 
-    - megatron: added into an fp32 (or 16-bit) buffer inside the product (gradient_accumulation_
+    - fused: added into an fp32 (or 16-bit) buffer inside the product (gradient_accumulation_
       fusion), or made first and added then.
-    - deepspeed: autograd sums into a zeroed 16-bit gradient (three passes), which is cast and added
+    - twice: autograd sums into a zeroed 16-bit gradient (three passes), which is cast and added
       to an fp32 one and zeroed (runtime/bf16_optimizer.py update_hp_grads).
-    - fsdp: copied into the reduction's buffer and cast to its type (torch
+    - collected: copied into the reduction's buffer and cast to its type (torch
       distributed/fsdp/_runtime_utils.py _post_backward_hook; fully_shard's chunk_cat).
-    - amp: cast to fp32, then added where several micro-batches are.
-    - mixed, pure, fp32: added in its own type where several micro-batches are.
+    - cast: to fp32, then added where several micro-batches are.
+    - own type: added where several micro-batches are.
     """
     training, context = roofline.training, roofline.model.context
     rules = recipe(roofline.model, training)
     item = float(context.act.itemsize)
     several = roofline.staged.microbatches > 1
-    if rules.name == "megatron":
+    if rules.summed == "fused":
         size = rules.gradient
         if training.gradient_fusion:
             return GradientBytes(2.0 * size, 0.0)
         return GradientBytes(item, item + 2.0 * size)
-    if rules.name == "deepspeed":
+    if rules.summed == "twice":
         return GradientBytes(item, 3 * item + (item + 4) + 12 + item)
-    if rules.name == "fsdp":
+    if rules.summed == "collected":
         cast = 0.0 if training.gradients_in_16_bit else item + 4.0
         return GradientBytes(item, 2 * item + cast)
-    if rules.name == "amp":
+    if rules.summed == "cast":
         return GradientBytes(item, item + 4 + (12.0 if several else 0.0))
     return GradientBytes(item, 3 * item if several else 0.0)
 
