@@ -1,6 +1,6 @@
 """Seconds of one optimizer step: chunks through the pipeline, gradients over replicas, optimizer.
 
-The pipeline is not a formula but a run of its schedule (:mod:`actcalc.run.schedule`): each
+The pipeline is not a formula but a run of its schedule (:mod:`actcalc.cost.pipeline`): each
 stage's own durations, the embedding on the first and the head on the last, so that an uneven last
 stage slows the step as it does in practice.
 """
@@ -212,7 +212,7 @@ def _pipeline(
     if layout.pp == 1:
         chunk = times[0][0]
         return count * (chunk.forward + chunk.backward), 0.0
-    from actcalc.run.schedule import makespan
+    from actcalc.cost.pipeline import makespan
 
     # A message occupies the stage that waits for it. Megatron-Core's interleaved schedule alone
     # sends and receives beside the next chunk's work (training/arguments.py: overlap_p2p_comm is on
