@@ -21,9 +21,13 @@ Loss = Literal["auto", "full", "chunked", "fused"]
 Targets = Literal["attention", "mlp", "all"]
 
 OFFLOADABLE = (
-    "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act",
+    "qkv_linear", "core_attn", "attn_proj", "attn_norm", "expert_fc1", "moe_act", "mlp_norm",
 )  # fmt: skip
-"""Modules whose saved tensors Megatron offloads (transformer_config.py offload_modules)."""
+"""Modules whose saved tensors Megatron offloads (transformer_config.py offload_modules).
+
+In the order in which a layer commits their groups: a norm's is committed after the addition that
+follows its block. Reloading goes through them backwards.
+"""
 
 Bits = Annotated[int, Bounds(4, 32)]
 """Bits of one weight of a frozen base model."""
