@@ -395,7 +395,7 @@ def _notes(
             f"The multi-token-prediction layer adds {extra:,} parameters; it is counted in FLOPs "
             "and in memory, not in the parameters above or the layers below."
         )
-    if run.workload.precision == "fp8":
+    if run.workload.fp8_products:
         notes.append(
             "fp8 quantises matrix products' inputs on the fly; saved activations are counted in "
             "their 16-bit form here."

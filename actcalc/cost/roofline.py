@@ -296,13 +296,11 @@ class _Timer:
         local = shape[0] if len(shape) > 2 else 1.0
         flops = float(op.flops.value(self.sizes))
         rows = flops / (2 * inside * outside) / local
-        operand = (
-            1.0 if self.context.workload.precision == "fp8" else float(self.context.act.itemsize)
-        )
+        fp8 = self.context.workload.fp8_products
+        operand = 1.0 if fp8 else float(self.context.act.itemsize)
         result = float(self.context.act.itemsize)
         forward = gemm_seconds(Product(rows, outside, inside, local, result, operand), self.rates)
         parameters = local * inside * outside
-        fp8 = self.context.workload.precision == "fp8"
         if fp8:
             # Its operand is quantised first, row- and column-wise: 2 bytes read, 1 + 1 written.
             forward += self._moved(4 * rows * local * inside)
@@ -537,5 +535,5 @@ def roofline_of(staged: StagedRun, efficiency: Mapping[str, float] | None = None
     run = staged.run
     if run.device is None:
         raise SpecError("times need a device", "add --device")
-    rates = rates_of(run.device, run.workload.precision, efficiency, devices=run.layout.devices)
+    rates = rates_of(run.device, run.workload.arithmetic, efficiency, devices=run.layout.devices)
     return Roofline(staged, rates)

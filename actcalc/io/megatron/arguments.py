@@ -627,9 +627,6 @@ def _described(text: str, pp: int, layers: int) -> dict[str, Any]:
 def _workload(o: _Options, layout: dict[str, Any], framework: str) -> dict[str, Any]:
     precision = "bf16" if o.flag("bf16") else "fp16" if o.flag("fp16") else "fp32"
     # Without bf16 or fp16 weights and activations stay fp32, whatever the products run in.
-    fp8 = o.text("fp8-format") not in ("", "False")
-    if fp8 and precision == "bf16":
-        precision = "fp8"
     backend = o.text("attention-backend", "auto").removeprefix("AttnBackend.")
     if backend not in _BACKENDS:
         raise SpecError(f"attention-backend is {backend!r}", "use " + ", ".join(_BACKENDS))
@@ -671,7 +668,7 @@ def _workload(o: _Options, layout: dict[str, Any], framework: str) -> dict[str, 
         "seq": o.number("encoder-seq-length", 0) or o.number("seq-length", 2048),
         "micro_batch": o.number("micro-batch-size", 1),
         "precision": precision,
-        "fp8": fp8 and precision != "fp8",
+        "fp8": o.text("fp8-format") not in ("", "False"),
         "attention": "flash" if flash else "eager",
         "kernels": kernels,
     }
