@@ -398,7 +398,7 @@ def _notes(
     if run.workload.fp8_products:
         notes.append(
             "fp8 quantises matrix products' inputs on the fly; saved activations are counted in "
-            "their 16-bit form here."
+            "their own type here."
         )
     notes += idle_settings(run, one_layer=False)
     notes += [staged.microbatches_note]

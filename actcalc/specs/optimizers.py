@@ -139,5 +139,17 @@ _ROWS = (
     ),
 )  # fmt: skip
 
+FRAMEWORKS = ("megatron", "torchtitan", "deepspeed", "transformers", "torch", "bitsandbytes")
+"""Columns with the names that frameworks have for an optimizer."""
+
+
+def meant(word: str) -> str:
+    """The optimizer that a framework calls ``word``, in whatever case; empty if none does."""
+    for row in _ROWS:
+        if any(word.lower() in map(str.lower, getattr(row, column)) for column in FRAMEWORKS):
+            return row.name
+    return ""
+
+
 OPTIMIZERS: Mapping[str, Optimizer] = {row.name: row for row in _ROWS}
 """Every optimizer by its name."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from actcalc.errors import SpecError
 from actcalc.specs.base import Bounds, Count, Degree, Spec
-from actcalc.specs.optimizers import OPTIMIZERS
+from actcalc.specs.optimizers import OPTIMIZERS, meant
 from actcalc.specs.recipes import CHOOSABLE
 
 if TYPE_CHECKING:
@@ -115,6 +115,12 @@ class Training(Spec):
     """Deterministic kernels, for which cuBLAS is given a workspace of 32 MiB."""
     fp8_weights: bool = False
     """Weights themselves are fp8 (Megatron's --fp8-param-gather), not only copies of them."""
+
+    def __post_init__(self) -> None:
+        ours = "" if self.optimizer in OPTIMIZERS else meant(str(self.optimizer))
+        if ours:
+            raise SpecError(f"training: optimizer is {self.optimizer!r}", f"it is {ours} here")
+        super().__post_init__()
 
     def _check(self) -> None:
         optimizer = OPTIMIZERS[self.optimizer]
