@@ -18,12 +18,14 @@ import pytest
 
 from actcalc.cost.rates import Shares, _entries_of, parse_overrides
 from actcalc.errors import SpecError
+from actcalc.io.megatron.arguments import read_arguments
 from actcalc.io.presets import presets_root
 from actcalc.io.runs import resolve, source
 from actcalc.io.yamlfile import read_mapping
 from actcalc.layers.model import model_graph
 from actcalc.render.formats import ENDINGS, FORMATS, Format
 from actcalc.run.schedule.orders import BUILDERS
+from actcalc.specs.kernels import KernelOptions
 from actcalc.specs.optimizers import FRAMEWORKS, OPTIMIZERS, Optimizer, meant
 from actcalc.specs.recipes import RECIPES, Recipe
 from actcalc.specs.recompute import ALIASES, MODULES, Module
@@ -228,6 +230,33 @@ def test_fp8_is_asked_in_one_way(cli):
         assert fp8["step_seconds"] < plain["step_seconds"]
     assert Workload(fp8=True) == Workload(precision="fp8") == Workload(precision="fp8", fp8=True)
     assert Workload(precision="fp32", fp8=True).arithmetic == "fp32+fp8"
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_megatrons_router_is_a_fact_of_the_model(before):
+    """A softmax over all experts, whose weights stay as they are, or one over those chosen."""
+    options = {
+        "num-layers": 2, "hidden-size": 64, "num-attention-heads": 4, "seq-length": 64,
+        "micro-batch-size": 1, "vocab-size": 128, "bf16": True, "world-size": 1,
+        "num-experts": 8, "moe-router-topk": 2, "moe-router-pre-softmax": before,
+    }  # fmt: skip
+    moe = read_arguments(options).model["moe"]
+    assert (moe["router"], moe["normalize_topk"]) == (
+        ("softmax", False) if before else ("softmax_topk", True)
+    )
+    assert "moe_router_pre_softmax" not in KernelOptions.field_names()
+
+
+def test_states_that_do_not_exist_have_no_bytes(cli):
+    refused = cli("memory", "gpt2", "--optimizer", "sgd", "--set", "moments_bytes=4")
+    assert refused.code == 2
+    assert "sgd keeps no moments" in refused.err
+
+
+def test_a_comparison_names_its_schedule(cli):
+    base = ("gpt3-175b", "--tp", 8, "--pp", 4)
+    assert "(zb-v)" in cli(*base, "--schedule", "zb-v").out
+    assert "(1F1B)" in cli(*base).out
 
 
 def test_an_optimizer_may_be_named_as_frameworks_do(cli):

@@ -9,7 +9,6 @@ Megatron's distributed optimizer is stage 1: 6 + 12/dp bytes, docs/source/api-gu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
@@ -307,11 +306,3 @@ def moments_of(group: Group, rules: Recipe, training: Training) -> tuple[int, in
 
 def _shard(size: int, ranks: int, sharded: bool) -> int:
     return -(-size // ranks) if sharded else size
-
-
-def sum_parameters(parts: Iterable[Parameters]) -> Parameters:
-    """Their sum."""
-    result = NO_PARAMETERS
-    for part in parts:
-        result = result + part
-    return result
