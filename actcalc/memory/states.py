@@ -9,7 +9,7 @@ Megatron's distributed optimizer is stage 1: 6 + 12/dp bytes, docs/source/api-gu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
@@ -47,9 +47,9 @@ def recipe(model: ModelGraph, training: Training) -> Recipe:
         name = "fp32"
     rules = RECIPES[name]
     if training.gradients_in_16_bit:
-        rules = replace(rules, gradient=rules.gradient_in_16_bit)
+        rules = rules.changed(gradient=rules.gradient_in_16_bit)
     if name == "fp32" and context.framework.name.startswith("megatron"):
-        rules = replace(rules, persistent=True)
+        rules = rules.changed(persistent=True)
     return rules
 
 

@@ -7,10 +7,10 @@ format is to add a row.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from actcalc.render.sheet import Sheet
+from actcalc.specs.row import Row
 
 Sheets = Callable[[], list[Sheet]]
 """Makes the tables of an answer."""
@@ -18,8 +18,7 @@ Document = Callable[[], dict[str, Any]]
 """Makes the JSON of an answer."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Format:
+class Format(Row):
     """One format. What writes it is imported when it is called, and makes only what it needs."""
 
     name: str

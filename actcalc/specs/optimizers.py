@@ -7,16 +7,16 @@ must be given. To add an optimizer is to add a row.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
+
+from actcalc.specs.row import Row
 
 Kept = Literal["recipe", "8-bit", "factored"]
 """How moments are stored: each in the recipe's type; in blocks of 8 bits that share an fp32 scale,
 fp32 for small tensors; as fp32 sums over the rows and the columns of a matrix."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Optimizer:
+class Optimizer(Row):
     """What one optimizer keeps and does. Names in frameworks are as each spells them."""
 
     name: str

@@ -6,8 +6,9 @@ Choices, help, schema, bytes and times come from these rows; every column must b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from actcalc.specs.row import Row
 
 Summed = Literal["fused", "own type", "cast", "collected", "twice"]
 """How gradients of several micro-batches are summed: inside the product that makes them; in their
@@ -15,8 +16,7 @@ own type; cast to fp32 first; in the buffer that is reduced over shards; in 16 b
 fp32 again."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Recipe:
+class Recipe(Row):
     """Bytes per parameter of each copy."""
 
     name: str

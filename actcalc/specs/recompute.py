@@ -7,11 +7,11 @@ rows; every column must be given. To add a module is to add a row and its tag to
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from actcalc.specs.row import Row
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Module:
+class Module(Row):
     """One recompute module."""
 
     name: str

@@ -7,18 +7,17 @@ Choices, help and schema come from these rows, and so do the rules of layouts an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from actcalc.errors import SpecError
+from actcalc.specs.row import Row
 
 Way = Literal["straight", "v", "two-way"]
 """How micro-batches pass the stages: from the first to the last, once for each chunk; there and
 back again; or half of them from either end, which keeps each slice of the model on two stages."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class PipelineSchedule:
+class PipelineSchedule(Row):
     """One schedule; its order of work is an entry of ``actcalc.run.schedule.orders.BUILDERS``."""
 
     name: str
