@@ -64,7 +64,7 @@ def memory_run(run: Run, *, limits: Sequence[str] = ()) -> MemoryReport:
         **header(staged),
         training=run.training.model_dump(),
         policy=work.policy.name,
-        recipe={**vars(work.rules), "moments": work.moments_bytes_per_parameter},
+        recipe={**work.rules.figures(), "moments": work.moments_bytes_per_parameter},
         schedule=run.layout.pipeline if run.layout.pp > 1 else "none",
         parameters=staged.parameters,
         stages=figures,

@@ -119,32 +119,32 @@ class GradientBytes(NamedTuple):
 
 
 def _gradient_bytes(roofline: Roofline) -> GradientBytes:
-    """How the framework stores and sums weight gradients, by its recipe.
+    """How the framework stores and sums weight gradients, as its recipe says.
 
-    - megatron: added into an fp32 (or 16-bit) buffer inside the product (gradient_accumulation_
+    - fused: added into an fp32 (or 16-bit) buffer inside the product (gradient_accumulation_
       fusion), or made first and added then.
-    - deepspeed: autograd sums into a zeroed 16-bit gradient (three passes), which is cast and added
+    - twice: autograd sums into a zeroed 16-bit gradient (three passes), which is cast and added
       to an fp32 one and zeroed (runtime/bf16_optimizer.py update_hp_grads).
-    - fsdp: copied into the reduction's buffer and cast to its type (torch
+    - collected: copied into the reduction's buffer and cast to its type (torch
       distributed/fsdp/_runtime_utils.py _post_backward_hook; fully_shard's chunk_cat).
-    - amp: cast to fp32, then added where several micro-batches are.
-    - mixed, pure, fp32: added in its own type where several micro-batches are.
+    - cast: to fp32, then added where several micro-batches are.
+    - own type: added where several micro-batches are.
     """
     training, context = roofline.training, roofline.model.context
     rules = recipe(roofline.model, training)
     item = float(context.act.itemsize)
     several = roofline.staged.microbatches > 1
-    if rules.name == "megatron":
+    if rules.summed == "fused":
         size = rules.gradient
         if training.gradient_fusion:
             return GradientBytes(2.0 * size, 0.0)
         return GradientBytes(item, item + 2.0 * size)
-    if rules.name == "deepspeed":
+    if rules.summed == "twice":
         return GradientBytes(item, 3 * item + (item + 4) + 12 + item)
-    if rules.name == "fsdp":
+    if rules.summed == "collected":
         cast = 0.0 if training.gradients_in_16_bit else item + 4.0
         return GradientBytes(item, 2 * item + cast)
-    if rules.name == "amp":
+    if rules.summed == "cast":
         return GradientBytes(item, item + 4 + (12.0 if several else 0.0))
     return GradientBytes(item, 3 * item if several else 0.0)
 
@@ -296,13 +296,11 @@ class _Timer:
         local = shape[0] if len(shape) > 2 else 1.0
         flops = float(op.flops.value(self.sizes))
         rows = flops / (2 * inside * outside) / local
-        operand = (
-            1.0 if self.context.workload.precision == "fp8" else float(self.context.act.itemsize)
-        )
+        fp8 = self.context.workload.fp8_products
+        operand = 1.0 if fp8 else float(self.context.act.itemsize)
         result = float(self.context.act.itemsize)
         forward = gemm_seconds(Product(rows, outside, inside, local, result, operand), self.rates)
         parameters = local * inside * outside
-        fp8 = self.context.workload.precision == "fp8"
         if fp8:
             # Its operand is quantised first, row- and column-wise: 2 bytes read, 1 + 1 written.
             forward += self._moved(4 * rows * local * inside)
@@ -537,5 +535,5 @@ def roofline_of(staged: StagedRun, efficiency: Mapping[str, float] | None = None
     run = staged.run
     if run.device is None:
         raise SpecError("times need a device", "add --device")
-    rates = rates_of(run.device, run.workload.precision, efficiency, devices=run.layout.devices)
+    rates = rates_of(run.device, run.workload.arithmetic, efficiency, devices=run.layout.devices)
     return Roofline(staged, rates)

@@ -14,8 +14,9 @@ from typing import NamedTuple
 from actcalc.layers.core.algebra import ONE, symbol
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.parts import Part
-from actcalc.memory.states import Recipe, States, replicas
+from actcalc.memory.states import States, replicas
 from actcalc.specs.device import Device
+from actcalc.specs.recipes import Recipe
 from actcalc.specs.training import Training
 
 _HOPPER = 9

@@ -18,11 +18,12 @@ from actcalc.layers.core.context import whole
 from actcalc.layers.core.graph import Graph, Op
 from actcalc.layers.model import ModelGraph
 from actcalc.policy.outcome import layer_outcome
-from actcalc.policy.rules import MODULES, NONE, Policy
+from actcalc.policy.rules import NONE, Policy
 from actcalc.run.staged import StagedRun
 from actcalc.solve.knapsack import Option, OptionSet
 from actcalc.solve.problem import LIMIT, PlanLayer, PlanOp
 from actcalc.solve.segments import Chain
+from actcalc.specs.recompute import MODULES
 
 Unit = Literal["seconds", "flops"]
 

@@ -7,8 +7,9 @@ from actcalc.cost.flops import model_flops, paper_model_flops, paper_selective_f
 from actcalc.layers.core.algebra import Expr, total
 from actcalc.layers.model import ModelGraph
 from actcalc.policy.outcome import layer_outcome
-from actcalc.policy.rules import MODULES, NONE
+from actcalc.policy.rules import NONE
 from actcalc.run.staged import StagedRun
+from actcalc.specs.recompute import MODULES
 
 
 def size_text(expr: Expr, graph: ModelGraph) -> str:
@@ -78,9 +79,7 @@ def _policy(name: str) -> Explainer:
             f"computes {rerun:,} FLOPs again per layer and micro-batch: "
             f"{rerun / forward:.2%} of the layer's forward",
         ]
-        if MODULES.get(policy.modules[0] if policy.modules else "") and any(
-            MODULES[m].discards_output for m in policy.modules
-        ):
+        if any(MODULES[module].discards_output for module in policy.modules):
             lines.append(
                 "Its output is dropped too and made again before backward needs it "
                 "(Megatron-Core CheckpointWithoutOutput)."
