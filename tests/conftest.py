@@ -16,6 +16,15 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(__file__).resolve().parent / "data"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--agreement-runs",
+        type=int,
+        default=60,
+        help="random runs on which commands must agree (default 60)",
+    )
+
+
 class Outcome(NamedTuple):
     code: int
     out: str
