@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+import jsonschema
 import pytest
 import yaml
 
@@ -193,7 +194,6 @@ def test_json(cli, llama, torch):
 
 
 def test_schema_of_the_json(cli, llama, torch):
-    jsonschema = pytest.importorskip("jsonschema", reason="checks documents if it is there")
     schema = cli("schema", "measure").json
     jsonschema.validate(cli("measure", llama, "--seq", 32, "--json").json, schema)
 

@@ -16,7 +16,7 @@ to one part in 10^9.
 | parameters                       | compare, memory                                               |
 | FLOPs that run again             | compare recompute_flops; plan rivals[].cost_flops; mfu        |
 | FLOPs of forward; of a step      | compare; plan forward_cost; mfu                               |
-| seconds of a layer, of a step    | compare; mfu; explain overhead                                |
+| seconds of a layer, of a step    | compare; mfu; explain overhead; plan rivals[].cost_seconds    |
 | cheapest plan within a budget    | plan; memory says which policies fit, compare what they cost  |
 """
 
@@ -395,6 +395,46 @@ def _mfu(
                      used["hardware_flops"] / used["model_flops"], line, other)  # fmt: skip
 
 
+NANOSECONDS = 5e-8
+"""What a layer's seconds may differ by: a planner rounds each op to whole nanoseconds."""
+
+
+def planned_times(answers: Answers) -> Found:
+    """Seconds that run again, and of one forward: plan on a device, and explain overhead."""
+    run = answers.run
+    if not run.device or run.value("--pp", 1) > 1:  # explain overhead is of one stage
+        return
+    line = ["plan", *run.timed]
+    try:
+        found = answers.get(*line)
+    except RefusedError:
+        return
+    named = {rival["name"]: rival["cost_seconds"] for rival in found["rivals"]}
+    for policy in answers.policies():
+        other = ["explain", "overhead", *run.timed, *_policy(policy)]
+        try:
+            (one,) = answers.get(*other)["overhead"]["policies"]
+        except RefusedError:
+            continue
+        kinds = one["layers"]
+        again = sum(kind["count"] * kind["rerun_seconds"] for kind in kinds)
+        forward = sum(kind["count"] * kind["forward_seconds"] for kind in kinds)
+        within = NANOSECONDS * sum(kind["count"] for kind in kinds)
+        for name, ours, theirs in (
+            ("re-run", named.get(policy), again),
+            ("forward", found["forward_cost"] if policy == "none" else None, forward),
+        ):
+            if ours is not None and abs(ours - theirs) > within:
+                yield from _differ(
+                    f"seconds: plan != explain overhead | {name} {_suffix(run, policy)}",
+                    "",
+                    ours,
+                    theirs,
+                    line,
+                    other,
+                )
+
+
 def plans(answers: Answers) -> Found:
     """A plan's named policies beside memory and compare, and its optimum beside them."""
     run = answers.run
@@ -486,7 +526,7 @@ def spellings(answers: Answers) -> Found:
 
 
 QUESTIONS: tuple[Callable[[Answers], Found], ...] = (
-    refusals, layers, stages, peaks, explanations, times, plans, spellings,
+    refusals, layers, stages, peaks, explanations, times, planned_times, plans, spellings,
 )  # fmt: skip
 
 

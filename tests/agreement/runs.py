@@ -116,13 +116,14 @@ def random_run(seed: object) -> RandomRun:
         model += ["--attention", rng.choice(("eager", "sdpa", "flash"))]
     if rng.random() < 0.3:
         model.append(rng.choice(("--dropout", "--no-dropout")))
-    if rng.random() < 0.2 and "flash" not in model:
+    device = rng.choice(DEVICES) if rng.random() < 0.5 else None
+    if rng.random() < 0.2 and "flash" not in model and device != "tpu-v5p":  # bf16 alone
         model += ["--precision", rng.choice(("fp16", "fp32", "bf16"))]
     run = RandomRun(kind, model, layout, _settings(rng), [])
     if rng.random() < 0.4:
         run.layout += ["--global-batch", str(_global_batch(rng, run, micro_batch))]
-    if rng.random() < 0.5:
-        run.device = ["--device", rng.choice(DEVICES)]
+    if device is not None:
+        run.device = ["--device", device]
     run.policies = _policies(rng, run, model_of(name), layers)
     return run
 
