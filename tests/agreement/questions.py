@@ -270,9 +270,25 @@ def peaks(answers: Answers) -> Found:
             )
             yield from _differ(f"fits: compare != memory | {what}", "", figure["fits"], fits, line,
                                other)  # fmt: skip
+            if policy == run.policies[-1]:
+                yield from _largest(answers, what, figure, policy)
         explained = ["explain", "peak", *run.timed, *_policy(policy)]
         yield from _says(answers, f"peak: explain != memory | {what}", explained,
                          answers.need(policy), other)  # fmt: skip
+
+
+def _largest(answers: Answers, what: str, figure: Document, policy: str) -> Found:
+    """The largest micro-batch that fits: compare with a device, and memory --max."""
+    line = [*answers.memory_line(policy), "--max", "micro-batch"]
+    (limit,) = answers.get(*line)["limits"]
+    yield from _differ(
+        f"largest micro-batch: compare != memory | {what}",
+        "",
+        figure["largest_micro_batch"],
+        limit["largest"],
+        answers.compare_line(policy),
+        line,
+    )
 
 
 def _says(answers: Answers, kind: str, line: Args, figure: int, other: Args) -> Found:
@@ -385,6 +401,9 @@ def _mfu(
     if used["prediction"] is not None:
         yield from _near(f"seconds: compare != mfu | step {what}", "", figure["step_seconds"],
                          used["step_seconds"], line, other)  # fmt: skip
+        rate = "tokens_per_second_per_gpu"
+        yield from _near(f"tokens per second: compare != mfu | {what}", "", figure[rate],
+                         used[rate], line, other)  # fmt: skip
     sequences = used["global_batch"]
     yield from _differ(
         f"FLOPs: compare != mfu | model {what}", "", compared["model_flops"] * sequences,
@@ -517,12 +536,28 @@ def spellings(answers: Answers) -> Found:
         for each in (ours, theirs):
             each.pop("policy")
         yield from _differ(kind, "", ours, theirs, line)
+    number = next((p for p in answers.run.policies if p.startswith(("uniform", "block"))), None)
+    if number is not None:
+        yield from _megatrons(answers, number)
     line = ["compare", *answers.run.flags, *_policy("full", "sqrt")]
     full, segments = (
         [(each["kind"], each["stored_bytes"]) for each in answers.plain(name)["layers"]]
         for name in ("full", "sqrt")
     )
     yield from _differ("input of a layer: sqrt != full", "", full, segments, line)
+
+
+def _megatrons(answers: Answers, policy: str) -> Found:
+    """``uniform:N`` and ``block:N`` as Megatron's options."""
+    method, _, number = policy.partition(":")
+    flags = ["--recompute-method", method, "--recompute-num-layers", number]
+    line, other = ["compare", *answers.run.flags, *flags], answers.compare_line(policy)
+    try:
+        ours = answers.plain(policy)
+    except RefusedError:
+        return
+    yield from _differ("two names: N layers, and Megatron's options", "", ours,
+                       answers.get(*line)["policies"][0], line, other)  # fmt: skip
 
 
 QUESTIONS: tuple[Callable[[Answers], Found], ...] = (
