@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from tests import sweeps
+
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(__file__).resolve().parent / "data"
 
@@ -23,6 +25,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=60,
         help="random runs on which commands must agree (default 60)",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    sweeps.ALL = "not sweep" not in config.option.markexpr
 
 
 LEFT_OUT = pytest.StashKey[int]()

@@ -17,6 +17,15 @@ SAMPLE = (
 """Presets of models, one of every kind of layer."""
 
 
+ALL = True
+"""Whether this run has the long sweeps; conftest.py says so before tests are collected."""
+
+
+def examples(number: int) -> int:
+    """Examples that Hypothesis tries: so many in a run of all sweeps, else a quarter."""
+    return number if ALL else number // 4
+
+
 def sampled(values: Iterable[Any], keep: Collection[Any] = SAMPLE) -> list[Any]:
     """Parameters of a test: those in ``keep`` in every run, the others as a sweep."""
     return [v if v in keep else pytest.param(v, marks=pytest.mark.sweep) for v in values]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from typing import Any, ClassVar
 
 from actcalc import __version__
@@ -31,6 +31,10 @@ class Result:
         from pydantic import TypeAdapter
 
         schema: dict[str, Any] = TypeAdapter(cls).json_schema(mode="serialization")
+        for base in filter(is_dataclass, cls.__mro__[1:]):
+            # Pydantic reads a field's meaning from the class that declares it, and no other.
+            declared = TypeAdapter(base).json_schema(mode="serialization")["properties"]
+            schema["properties"] |= {k: v for k, v in declared.items() if "description" in v}
         head = {"schema": {"const": cls.schema_name}, "version": {"type": "string"}}
         schema["properties"] = {**head, **schema["properties"]}
         for part in (schema, *schema.get("$defs", {}).values()):

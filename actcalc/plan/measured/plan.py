@@ -60,13 +60,6 @@ class LayerPlan(RunPlan):
 
     schema_name: ClassVar[str] = "actcalc/plan-layer/1"
 
-    @classmethod
-    def json_schema(cls) -> dict[str, Any]:
-        """JSON Schema of ``document``: that of a run's plan under another name."""
-        schema = RunPlan.json_schema()
-        schema["properties"]["schema"] = {"const": cls.schema_name}
-        return {**schema, "title": cls.__name__, "description": cls.__doc__}
-
 
 class LayerPlanner:
     """Plans the recomputation of ``count`` equal measured layers for any memory budget.
