@@ -132,6 +132,10 @@ class Comparison(RunAnswer):
     """Policies side by side for one run."""
 
     schema_name: ClassVar[str] = "actcalc/compare/1"
+    lists: ClassVar[Mapping[str, str]] = {
+        "frameworks": "With several frameworks: the answer of each.",
+        "models": "With several models: the answer of each.",
+    }
 
     training: dict[str, Any]
     """Optimizer, number formats, offload, adapters."""

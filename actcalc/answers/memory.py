@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,6 +20,9 @@ class MemoryReport(RunAnswer):
     """The whole GPU, per pipeline stage."""
 
     schema_name: ClassVar[str] = "actcalc/memory/1"
+    lists: ClassVar[Mapping[str, str]] = {
+        "runs": "With several models or frameworks: the answer of each."
+    }
 
     training: dict[str, Any]
     """Optimizer, number formats, offload, adapters."""

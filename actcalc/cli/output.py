@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from actcalc.cli.options import OutputOptions
 from actcalc.errors import SpecError
 from actcalc.render.formats import ENDINGS, FORMATS
 from actcalc.render.sheet import Sheet
-from actcalc.specs.result import Result
 
 
 def chosen_format(output: OutputOptions) -> str:
@@ -65,14 +64,6 @@ def emit(
         sys.stdout.flush()
     except BrokenPipeError:
         drop_output()
-
-
-def joined(results: Sequence[Result]) -> dict[str, Any]:
-    """One document: the only result, or the first with all of them under ``frameworks``."""
-    document = results[0].document()
-    if len(results) > 1:
-        document["frameworks"] = [result.document() for result in results]
-    return document
 
 
 def _print(content: str | bytes) -> None:
