@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from actcalc.cost.collective import collective_seconds, send_seconds
+from actcalc.cost.kernels import beside
 from actcalc.cost.optimizer import optimizer_time, rank_parameters
 from actcalc.cost.rates import Rates
-from actcalc.cost.roofline import NOTHING, LayerTime, Roofline, beside
+from actcalc.cost.roofline import NOTHING, LayerTime, Roofline
 from actcalc.errors import SpecError
 from actcalc.layers.core.graph import Collective, Graph
 from actcalc.layers.model import ModelGraph

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from actcalc.cost.collective import bandwidth, collective_seconds
 from actcalc.cost.gemm import Product, gemm_seconds
+from actcalc.cost.kernels import beside
 from actcalc.cost.rates import parse_overrides, rates_of, shares_of
-from actcalc.cost.roofline import beside, roofline_of
+from actcalc.cost.roofline import roofline_of
 from actcalc.cost.step import step_time
 from actcalc.errors import SpecError
 from actcalc.io import presets
