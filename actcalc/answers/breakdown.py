@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from actcalc.answers.compare import idle_settings, main_run, parse_for
-from actcalc.layers.model import model_graph
+from actcalc.answers.compare import idle_settings
+from actcalc.answers.header import RunAnswer, header, run_notes
 from actcalc.policy.leaves import Leaf, leaves
 from actcalc.policy.outcome import layer_outcome
 from actcalc.policy.rules import NONE
-from actcalc.specs.result import Result
+from actcalc.run.staged import StagedRun
 from actcalc.specs.run import Run
 
 
@@ -29,19 +30,16 @@ class LayerTotal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Breakdown(Result):
+class Breakdown(RunAnswer):
     """Stored tensors of one layer of each kind; embedding and head apart."""
 
     schema_name: ClassVar[str] = "actcalc/breakdown/1"
+    lists: ClassVar[Mapping[str, str]] = {
+        "frameworks": "With several frameworks: the answer of each."
+    }
 
-    model: dict[str, Any]
-    """The model's fields."""
-    layout: dict[str, Any]
-    """The layout's fields."""
-    workload: dict[str, Any]
-    """The workload's fields."""
-    framework: str
-    """The framework profile that chose the kernels."""
+    training: dict[str, Any]
+    """Optimizer, number formats, offload, adapters."""
     policy: str
     """The recompute policy whose stored tensors these are."""
     layers: tuple[LayerTotal, ...]
@@ -62,19 +60,19 @@ class Breakdown(Result):
 
 def breakdown_run(run: Run) -> Breakdown:
     """List what the run's policy (none, unless one is given) stores, tensor by tensor."""
-    graph = model_graph(run.model, run.layout, run.workload, run.framework)
-    policy = parse_for(run.policies[0], graph, run.model.depth) if run.policies else NONE
+    staged = StagedRun(run)
+    graph, policy = staged.graph, staged.first_policy
     tensors: list[Leaf] = []
     shared: list[Leaf] = []
     totals: list[LayerTotal] = []
-    for kind in graph.kinds:
-        outcome = layer_outcome(graph, kind.graph, policy)
-        found = leaves(graph, kind.kind.label, outcome)
+    for kind in staged.kinds:
+        outcome = staged.under(policy).outcome(kind.graph)
+        found = leaves(graph, kind.label, outcome)
         tensors += found
-        shared += leaves(graph, kind.kind.label, outcome, shared=True)
+        shared += leaves(graph, kind.label, outcome, shared=True)
         totals.append(
             LayerTotal(
-                layer=kind.kind.label,
+                layer=kind.label,
                 count=kind.count,
                 bytes=sum(leaf.bytes for leaf in found),
                 formula=outcome.stored_size.formula(),
@@ -85,13 +83,10 @@ def breakdown_run(run: Run) -> Breakdown:
         for end in (graph.embedding, graph.head)
         for leaf in leaves(graph, end.name, layer_outcome(graph, end, NONE))
     ]
-    main = main_run(graph).kind.label
-    total = next(total for total in totals if total.layer == main)
+    total = next(total for total in totals if total.layer == staged.main.label)
     return Breakdown(
-        model=run.model.model_dump(),
-        layout=run.layout.model_dump(),
-        workload=run.workload.model_dump(),
-        framework=run.framework.name,
+        **header(staged),
+        training=run.training.model_dump(),
         policy=policy.name,
         layers=tuple(totals),
         tensors=tuple(tensors),
@@ -99,9 +94,5 @@ def breakdown_run(run: Run) -> Breakdown:
         ends=tuple(ends),
         stored_bytes_per_layer=total.bytes,
         formula=total.formula,
-        notes=(
-            *run.warnings,
-            *dict.fromkeys(note for kind in graph.kinds for note in kind.graph.notes),
-            *idle_settings(run, one_layer=True),
-        ),
+        notes=(*run_notes(staged), *idle_settings(run, one_layer=True)),
     )

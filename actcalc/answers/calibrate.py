@@ -25,13 +25,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from actcalc.cost.rates import rates_of
-from actcalc.cost.roofline import Roofline
-from actcalc.cost.step import check_timed, policy_of, step_time
+from actcalc.cost.roofline import roofline_of
+from actcalc.cost.step import check_timed, step_time
 from actcalc.errors import SpecError
 from actcalc.io.runs import resolve, source
 from actcalc.io.yamlfile import read_mapping
-from actcalc.layers.model import model_graph
+from actcalc.run.staged import StagedRun
 from actcalc.specs.run import Run
 
 FITTED = ("gemm", "memory", "communication")
@@ -87,19 +86,16 @@ Predict = Callable[[Mapping[str, float]], float]
 def predictor(run: Run) -> Predict:
     """Step seconds of ``run`` as a function of efficiency overrides."""
     check_timed(run.training)
-    graph = model_graph(run.model, run.layout, run.workload, run.framework)
-    policy = policy_of(run, graph)
-    device = run.device
-    if device is None:
+    if run.device is None:
         raise SpecError(f"{run.model.name}: a measured run needs its device", "add device:")
-
+    staged = StagedRun(run)
+    policy = staged.only_policy
     known: dict[tuple[tuple[str, float], ...], float] = {}
 
     def predict(overrides: Mapping[str, float]) -> float:
         key = tuple(sorted(overrides.items()))
         if key not in known:
-            rates = rates_of(device, run.workload.precision, overrides, devices=run.layout.devices)
-            known[key] = step_time(graph, policy, Roofline(graph, rates, run.training)).total
+            known[key] = step_time(policy, roofline_of(staged, overrides)).total
         return known[key]
 
     return predict

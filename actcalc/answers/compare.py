@@ -7,20 +7,19 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
 
+from actcalc.answers.header import RunAnswer, header, run_notes
 from actcalc.cost.flops import (
     forward_flops,
     hardware_flops,
     layers_forward_flops,
     model_flops,
 )
-from actcalc.layers.core.context import whole
-from actcalc.layers.core.graph import Graph, size_of
-from actcalc.layers.model import LayerRun, ModelGraph, model_graph, parameters
+from actcalc.layers.model import ModelGraph, parameters
 from actcalc.policy.checkpoints import checkpoint_optimum
-from actcalc.policy.rules import NONE, Policy, parse_policy
+from actcalc.policy.rules import NONE, Policy
 from actcalc.policy.stage import StagePolicy
-from actcalc.run.placement import held, microbatches, placement
-from actcalc.specs.result import Result
+from actcalc.run.staged import StagedRun
+from actcalc.specs.recompute import ALIASES, MODULES
 from actcalc.specs.run import Run
 
 
@@ -124,26 +123,22 @@ class OptimumFigure:
     """What its longest segment holds while re-run, ⌈l/c⌉·A_int."""
     total_bytes: int
     """Both together: memory(c) of that plan."""
+    peak_bytes: int
+    """The same, as a policy's peak_bytes: its first input, which is stored, counted once."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Comparison(Result):
+class Comparison(RunAnswer):
     """Policies side by side for one run."""
 
     schema_name: ClassVar[str] = "actcalc/compare/1"
+    lists: ClassVar[Mapping[str, str]] = {
+        "frameworks": "With several frameworks: the answer of each.",
+        "models": "With several models: the answer of each.",
+    }
 
-    model: dict[str, Any]
-    """The model's fields."""
-    layout: dict[str, Any]
-    """The layout's fields."""
-    workload: dict[str, Any]
-    """The workload's fields."""
     training: dict[str, Any]
     """Optimizer, number formats, offload, adapters."""
-    device: dict[str, Any] | None
-    """The device's fields, or null."""
-    framework: str
-    """The framework profile that chose the kernels."""
     parameters: int
     """Parameters of the whole model."""
     stage: int
@@ -172,16 +167,12 @@ class Comparison(Result):
 DEFAULT_POLICIES = ("none", "selective", "full", "full-sharded", "ffn", "attention", "norm", "sqrt")
 
 
-def main_run(model: ModelGraph) -> LayerRun:
-    """The most frequent kind of layer (the later one on a tie)."""
-    return max(reversed(model.kinds), key=lambda run: run.count)
-
-
-def default_policies(model: ModelGraph) -> tuple[str, ...]:
+def default_policies(staged: StagedRun) -> tuple[str, ...]:
     """Policies that mean something for this model."""
-    tags = {tag for run in model.kinds for op in run.graph.ops for tag in op.modules}
-    extra = tuple(t for t in ("moe", "moe_act", "shared_experts", "mla_up_proj") if t in tags)
-    sharded = model.context.tp
+    tags = {tag for run in staged.kinds for op in run.graph.ops for tag in op.modules}
+    usual = {ALIASES.get(name, name) for name in DEFAULT_POLICIES}
+    extra = tuple(n for n, row in MODULES.items() if n not in usual and row.tag in tags)
+    sharded = staged.graph.context.tp
     chosen = [
         name
         for name in DEFAULT_POLICIES
@@ -198,49 +189,30 @@ def compare_run(
     ``efficiency`` overrides shares of the device's peaks; ``beside`` sets the usual policies beside
     the run's own.
     """
-    graph = model_graph(run.model, run.layout, run.workload, run.framework)
-    if run.training.lora_rank:
-        from actcalc.layers.adapters import adapted
-
-        graph = adapted(graph, run.training)
-    return _compare(run, graph, efficiency, beside=beside)
-
-
-def _compare(
-    run: Run, graph: ModelGraph, efficiency: Mapping[str, float] | None, *, beside: bool
-) -> Comparison:
-    chunks = placement(run.model.depth, run.layout)[0]
-    counts = held(run.layout, microbatches(run.layout, run.workload))[0]
-    longest = max(len(chunk) for chunk in chunks)
-    usual = default_policies(graph)
-    policies = [parse_for(name, graph, longest) for name in run.policies or usual]
+    staged = StagedRun(run)
+    chunks = staged.places[0]
+    usual = default_policies(staged)
+    policies = [staged.policy(name) for name in run.policies or usual]
     if beside:
-        policies = _beside(policies, (parse_for(name, graph, longest) for name in usual))
-    base = StagePolicy(graph, NONE)
-    stored_none = base.stored_bytes(chunks, counts)
-    figures = tuple(_figure(run, graph, policy, chunks, counts, stored_none) for policy in policies)
+        policies = _beside(policies, (staged.policy(name) for name in usual))
+    stored_none = staged.stored_bytes(0, NONE)
+    figures = tuple(_figure(staged, policy, stored_none) for policy in policies)
     if run.device:
-        figures = _with_times(run, graph, policies, figures, efficiency)
-    layers = sum(len(chunk) for chunk in chunks)
-    in_flight = _in_flight(chunks, counts)
+        figures = _with_times(staged, policies, figures, efficiency)
     return Comparison(
-        model=run.model.model_dump(),
-        layout=run.layout.model_dump(),
-        workload=run.workload.model_dump(),
+        **header(staged),
         training=run.training.model_dump(),
-        device=run.device.model_dump() if run.device else None,
-        framework=run.framework.name,
-        parameters=int(parameters(graph, whole(dict(graph.sizes)))),
+        parameters=staged.parameters,
         stage=0,
-        stage_layers=layers,
+        stage_layers=sum(len(chunk) for chunk in chunks),
         chunks=run.layout.chunks,
-        in_flight=sum(counts),
-        forward_flops=forward_flops(graph),
-        model_flops=model_flops(graph),
+        in_flight=sum(staged.held(0)),
+        forward_flops=forward_flops(staged.graph),
+        model_flops=model_flops(staged.graph),
         policies=figures,
-        checkpoint_optimum=_optimum(graph, layers, in_flight),
-        advice=_advice(figures, graph),
-        notes=_notes(run, graph, figures, efficiency),
+        checkpoint_optimum=optimum(staged),
+        advice=_advice(figures, staged.graph),
+        notes=_notes(staged, figures, efficiency),
     )
 
 
@@ -255,8 +227,7 @@ def _beside(own: list[Policy], usual: Iterable[Policy]) -> list[Policy]:
 
 
 def _with_times(
-    run: Run,
-    graph: ModelGraph,
+    staged: StagedRun,
     policies: Sequence[Policy],
     figures: Sequence[PolicyFigure],
     efficiency: Mapping[str, float] | None,
@@ -266,7 +237,7 @@ def _with_times(
 
     from actcalc.answers.policy_times import time_policies
 
-    times = time_policies(run, graph, main_run(graph).graph, policies, efficiency)
+    times = time_policies(staged, policies, efficiency)
     first = times[0].largest_samples_per_second
     return tuple(
         replace(
@@ -282,66 +253,48 @@ def _with_times(
     )
 
 
-def parse_for(name: str, graph: ModelGraph, layers: int) -> Policy:
-    """The policy called ``name`` for a stage of so many layers; ``SpecError`` if unknown."""
-    boundary = graph.context.kernel("full_input")
-    return parse_policy(
-        name, layers=layers, full_boundary="replicated" if boundary == "replicated" else "own"
+def _figure(staged: StagedRun, policy: Policy, stored_none: int) -> PolicyFigure:
+    stage = staged.under(policy)
+    stored = staged.stored_bytes(0, policy)
+    transient = stage.transient_bytes(staged.places[0])
+    useful = model_flops(staged.graph)
+    hardware = hardware_flops(staged, policy)
+    rerun = hardware.rerun
+    layers = tuple(
+        LayerFigure(
+            kind=kind.label,
+            count=kind.count,
+            stored_bytes=stage.layer_bytes(kind.graph).stored,
+            formula=stage.outcome(kind.graph).stored_size.formula(),
+        )
+        for kind in staged.kinds
     )
-
-
-def _in_flight(chunks: Sequence[range], counts: Sequence[int]) -> Fraction:
-    """Microbatches in flight, averaged over the stage's layers (whole with one chunk)."""
-    layers = sum(len(chunk) for chunk in chunks)
-    held_layers = sum(len(c) * n for c, n in zip(chunks, counts, strict=True))
-    return Fraction(held_layers, layers)
-
-
-def _figure(
-    run: Run,
-    graph: ModelGraph,
-    policy: Policy,
-    chunks: Sequence[range],
-    counts: Sequence[int],
-    stored_none: int,
-) -> PolicyFigure:
-    stage = StagePolicy(graph, policy)
-    stored = stage.stored_bytes(chunks, counts)
-    transient = stage.transient_bytes(chunks)
-    rerun = stage.rerun_flops(range(run.model.depth), whole(dict(graph.sizes)))
-    useful = model_flops(graph)
-    hardware = hardware_flops(graph, policy, training=run.training)
-    main = main_run(graph)
-    outcome = stage.outcome(main.graph)
-    per_layer = stage.layer_bytes(main.graph).stored
-    partial = policy.segment > 1 or policy.block is not None or policy.every > 1
-    if partial:
-        one = stage.stored_bytes(chunks, (1,) * len(chunks))
-        per_layer = round(one / sum(len(chunk) for chunk in chunks))
+    main = next(layer for layer in layers if layer.kind == staged.main.label)
     return PolicyFigure(
         policy=policy.name,
-        formula=outcome.stored_size.formula() + (" per segment" if policy.segment > 1 else ""),
-        stored_bytes_per_layer=per_layer,
+        formula=main.formula + (" per segment" if policy.segmented else ""),
+        stored_bytes_per_layer=_per_layer(staged, policy),
         stored_bytes=stored,
         saved_ratio=1 - stored / stored_none if stored_none else 0.0,
         transient_bytes=transient,
         peak_bytes=stored + transient,
         recompute_flops=rerun,
-        recompute_forward_ratio=rerun / layers_forward_flops(graph),
+        recompute_forward_ratio=rerun / layers_forward_flops(staged.graph),
         recompute_flops_per_model_flops_ratio=rerun / useful,
         hardware_flops_per_model_flops_ratio=hardware.flops / useful,
         hardware_flops_convention=hardware.convention,
-        layers=tuple(
-            LayerFigure(
-                kind=kind.kind.label,
-                count=kind.count,
-                stored_bytes=stage.layer_bytes(kind.graph).stored,
-                formula=stage.outcome(kind.graph).stored_size.formula(),
-            )
-            for kind in graph.kinds
-        ),
-        note=_note(graph, policy, stage, stored, stored_none),
+        layers=layers,
+        note=_note(staged.graph, policy, stage, stored, stored_none),
     )
+
+
+def _per_layer(staged: StagedRun, policy: Policy) -> int:
+    """What one layer stores; the mean over the stage where its layers are not treated alike."""
+    stage, chunks = staged.under(policy), staged.places[0]
+    if not (policy.segmented or policy.block is not None or policy.every > 1):
+        return stage.layer_bytes(staged.main.graph).stored
+    one = sum(stage.stored_bytes(chunk) for chunk in chunks)
+    return round(one / max(1, sum(len(chunk) for chunk in chunks)))
 
 
 def _note(
@@ -380,21 +333,26 @@ def idle_settings(run: Run, *, one_layer: bool) -> list[str]:
     return [f"No effect on this table: {', '.join(idle)} (see: actcalc memory)."]
 
 
-def _optimum(graph: ModelGraph, layers: int, in_flight: Fraction) -> OptimumFigure:
-    main: Graph = main_run(graph).graph
-    own = [name for name in main.saved if name not in main.shared]
-    held_count = max(Fraction(1), in_flight)
+def optimum(staged: StagedRun) -> OptimumFigure:
+    """c* and the best whole number of checkpoints for the layers of the first stage."""
+    chunks = staged.places[0]
+    layers = sum(len(chunk) for chunk in chunks)
+    held_layers = sum(len(c) * n for c, n in zip(chunks, staged.held(0), strict=True))
+    held_count = max(Fraction(1), Fraction(held_layers, max(1, layers)))
+    graph = staged.main.graph
+    input_bytes = staged.graph.tensor_bytes[graph][graph.input]
     best = checkpoint_optimum(
-        layers=layers,
-        input_bytes=int(main.tensors[main.input].bytes.value(graph.sizes)),
-        layer_bytes=int(size_of(main, own, graph.sizes)),
+        layers=max(1, layers),
+        input_bytes=input_bytes,
+        layer_bytes=staged.under(NONE).layer_bytes(graph).saved,
+        counted_bytes=input_bytes if graph.input in graph.saved else 0,
         in_flight=held_count,
     )
     return OptimumFigure(
         input_bytes=best.input_bytes,
         layer_bytes=best.layer_bytes,
         layer_bytes_per_input_bytes_ratio=best.ratio,
-        layers=layers,
+        layers=best.layers,
         in_flight=int(held_count) if held_count.denominator == 1 else float(held_count),
         continuous=best.continuous,
         continuous_bytes=best.continuous_bytes,
@@ -403,6 +361,7 @@ def _optimum(graph: ModelGraph, layers: int, in_flight: Fraction) -> OptimumFigu
         stored_bytes=best.stored_bytes,
         segment_bytes=best.segment_bytes,
         total_bytes=best.total_bytes,
+        peak_bytes=best.total_bytes,
     )
 
 
@@ -429,26 +388,24 @@ def _advice(figures: Sequence[PolicyFigure], graph: ModelGraph) -> str:
 
 
 def _notes(
-    run: Run,
-    graph: ModelGraph,
+    staged: StagedRun,
     figures: Sequence[PolicyFigure],
     efficiency: Mapping[str, float] | None,
 ) -> tuple[str, ...]:
-    notes = list(run.warnings)
-    notes += [note for kind in graph.kinds for note in kind.graph.notes]
+    run, graph, notes = staged.run, staged.graph, run_notes(staged)
     if graph.mtp is not None:
-        extra = int(parameters(graph, sizes := whole(dict(graph.sizes)), mtp=True))
-        extra -= int(parameters(graph, sizes))
+        extra = int(parameters(graph, staged.whole_sizes, mtp=True)) - staged.parameters
         notes.append(
             f"The multi-token-prediction layer adds {extra:,} parameters; it is counted in FLOPs "
             "and in memory, not in the parameters above or the layers below."
         )
-    if run.workload.precision == "fp8":
+    if run.workload.fp8_products:
         notes.append(
             "fp8 quantises matrix products' inputs on the fly; saved activations are counted in "
-            "their 16-bit form here."
+            "their own type here."
         )
     notes += idle_settings(run, one_layer=False)
+    notes += [staged.microbatches_note]
     if run.device:
         from actcalc.cost.rates import default_note
 

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from actcalc.answers.header import run_notes
 from actcalc.errors import SpecError
-from actcalc.layers.core.context import whole
 from actcalc.layers.core.graph import Graph, size_of
-from actcalc.layers.model import ModelGraph, model_graph, parameters
+from actcalc.layers.model import ModelGraph
 from actcalc.policy.outcome import layer_outcome
-from actcalc.policy.rules import Policy, parse_policy
+from actcalc.policy.rules import Policy
+from actcalc.run.staged import StagedRun
 from actcalc.specs.layout import Layout
 from actcalc.specs.result import Result
 from actcalc.specs.run import Run
@@ -204,47 +205,36 @@ class Expected:
     bytes: int
 
 
-def predict(run: Run, policy: Policy) -> Prediction:
-    """What the run's layer graphs say about each part of the model, under ``policy``.
+def predict(run: Run, policy: str) -> Prediction:
+    """What the run's layer graphs say about each part of the model, under the policy named.
 
     The first layer that saves a tensor shared by all pays for it, as autograd has it.
     """
-    graph = model_graph(run.model, run.layout, run.workload, run.framework)
-    sizes = graph.sizes
+    staged = StagedRun(run)
+    graph, sizes, chosen = staged.graph, staged.graph.sizes, staged.policy(policy)
     layers: list[int] = []
     kinds: list[str] = []
     paid: set[str] = set()
     for group in graph.runs:
-        outcome = layer_outcome(graph, group.graph, policy)
-        own = outcome.sizes(sizes).stored
+        outcome = staged.under(chosen).outcome(group.graph)
+        own = outcome.sizes(graph).stored
         kept = {name for name in group.graph.saved if name in group.graph.shared}
-        if policy.whole:
+        if chosen.whole:
             kept = set()
         for _ in range(group.count):
             new, paid = kept - paid, paid | kept
             layers.append(own + int(size_of(group.graph, new, sizes)))
             kinds.append(group.kind.label)
-    middle = graph.runs[_run_of(graph, len(layers) // 2)].graph
-    notes = [*run.warnings, *(note for kind in graph.kinds for note in kind.graph.notes)]
+    middle = staged.layers[len(layers) // 2]
     return Prediction(
         layers=tuple(layers),
         kinds=tuple(kinds),
         embedding=int(size_of(graph.embedding, graph.embedding.saved, sizes)),
         head=int(size_of(graph.head, graph.head.saved, sizes)),
-        parameters=int(parameters(graph, whole(dict(sizes)))),
-        middle=_expected(graph, middle, policy),
-        notes=tuple(dict.fromkeys(notes)),
+        parameters=staged.parameters,
+        middle=_expected(graph, middle, chosen),
+        notes=tuple(run_notes(staged)),
     )
-
-
-def _run_of(graph: ModelGraph, layer: int) -> int:
-    """Index of the run of equal layers that holds ``layer``."""
-    passed = 0
-    for index, run in enumerate(graph.runs):
-        passed += run.count
-        if layer < passed:
-            return index
-    raise IndexError(layer)
 
 
 def _expected(graph: ModelGraph, layer: Graph, policy: Policy) -> list[Expected]:
@@ -279,6 +269,11 @@ def check_measurable(run: Run) -> bool:
             f"measure builds one GPU's model and knows no layout: {named}",
             "drop those options; `actcalc breakdown` takes them",
         )
+    if run.training.lora_rank:
+        raise SpecError(
+            "measure builds the model itself, without adapters",
+            "drop lora_rank; `actcalc breakdown` takes it",
+        )
     full = asks_checkpointing(run.policies)
     _check_workload(run.workload)
     patches = run.model.max_positions
@@ -308,7 +303,7 @@ def _check_workload(work: Workload) -> None:
             "--attention flash needs a package and a GPU that a trace does without",
             "use --attention sdpa: PyTorch's own flash kernel keeps the same tensors",
         )
-    if work.precision == "fp8":
+    if work.fp8_products:
         raise SpecError("measure knows no fp8 kernels", "use --precision bf16")
     settings, plain = work.model_dump(), Workload().model_dump()
     for key in ("moe_imbalance", "kernels"):
@@ -356,7 +351,12 @@ def measure_run(
     if run.workload.global_batch is not None:
         notes.append("No effect on this table: global batch (one micro-batch is measured).")
     result = beside(
-        measured, prediction, step=step, dropout=_drops(run), notes=notes, framework=FRAMEWORK
+        measured,
+        prediction,
+        step=step,
+        dropout=_drops(run),
+        notes=notes,
+        framework=run.framework.name,
     )
     return result, measured
 
@@ -408,7 +408,7 @@ def _drops(run: Run) -> bool:
 def _predicted(run: Run, policy: str) -> tuple[Prediction | None, list[str]]:
     """The prediction, or none and the reason why there is none."""
     try:
-        return predict(run, parse_policy(policy, layers=run.model.depth, full_boundary="own")), []
+        return predict(run, policy), []
     except SpecError as error:
         return None, [f"No prediction: {error}."]
 

@@ -13,18 +13,19 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from actcalc.answers.calibrate import Calibration
+from actcalc.answers.header import RunAnswer, header, run_notes
 from actcalc.cost.flops import Counting, hardware_flops, model_flops
 from actcalc.cost.rates import default_note, peak_flops, rates_of
-from actcalc.cost.roofline import Roofline
-from actcalc.cost.step import StepTime, check_timed, policy_of, step_time
+from actcalc.cost.roofline import roofline_of
+from actcalc.cost.step import StepTime, check_timed, step_time
 from actcalc.errors import SpecError
-from actcalc.layers.model import ModelGraph, model_graph
 from actcalc.policy.rules import Policy
+from actcalc.run.staged import StagedRun
 from actcalc.specs.device import Device
-from actcalc.specs.result import Result
 from actcalc.specs.run import Run
 
 Basis = Literal["measured", "mfu", "predicted"]
+COUNTINGS: tuple[Counting, ...] = ("full", "causal")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,23 +85,15 @@ class Training:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Utilisation(Result):
+class Utilisation(RunAnswer):
     """How much of the devices' arithmetic one training step uses."""
 
     schema_name: ClassVar[str] = "actcalc/mfu/1"
 
-    model: dict[str, Any]
-    """The model's fields."""
-    layout: dict[str, Any]
-    """The layout's fields."""
-    workload: dict[str, Any]
-    """The workload's fields."""
-    device: dict[str, Any]
-    """The device's fields."""
-    framework: str
-    """The framework profile that chose the kernels."""
     policy: str
     """The recompute policy."""
+    device: dict[str, Any]
+    """The device's fields."""
     gpus: int
     """Devices that take part."""
     global_batch: int
@@ -180,9 +173,68 @@ def utilisation(
     device, for numbers that are not above 0, when both a time and an MFU are given, or for devices
     that do not divide into whole replicas of tp·pp·cp.
     """
-    device = run.device
-    if device is None:
-        raise SpecError("utilisation is a share of a device's peak: no device", "add --device")
+    _check_given(run, step_seconds, mfu, tokens, gpus, price_per_gpu_hour)
+    if counting == "causal" and not run.model.causal:
+        raise SpecError(
+            f"{run.model.name} attends in both directions: no score is masked",
+            "drop --flops causal",
+        )
+    staged, count = StagedRun(run), _devices(run, gpus)
+    policy, batch = staged.only_policy, staged.global_batch
+    prediction = _predict(staged, policy, count, efficiency)
+    peak = peak_flops(_device(run), run.workload.arithmetic)
+    useful = _scaled(model_flops(staged.graph, counting), batch, run)
+    basis, seconds = _step_seconds(step_seconds, mfu, prediction, useful / (count * peak))
+    available = seconds * count * peak
+    hardware = hardware_flops(staged, policy, counting)
+    done = _scaled(hardware.flops, batch, run)
+    by_ops = _scaled(hardware.op_flops, batch, run)
+    step_tokens = batch * run.workload.seq
+    least = _scaled(hardware_flops(staged, policy, _computed(run)).op_flops, batch, run) / available
+    impossible = _impossible(useful / available, least, frozen=bool(run.training.lora_rank))
+    return Utilisation(
+        **header(staged),
+        policy=policy.name,
+        gpus=count,
+        global_batch=batch,
+        basis=basis,
+        step_seconds=seconds,
+        counting=counting,
+        model_flops=useful,
+        hardware_flops=done,
+        hardware_flops_convention=hardware.convention,
+        hardware_flops_by_ops=by_ops,
+        mfu_ratio=useful / available,
+        hfu_ratio=done / available,
+        hfu_by_ops_ratio=by_ops / available,
+        possible=least <= 1,
+        peak_flops_per_second=peak,
+        model_flops_per_second_per_gpu=useful / (seconds * count),
+        hardware_flops_per_second_per_gpu=done / (seconds * count),
+        tokens_per_second=step_tokens / seconds,
+        tokens_per_second_per_gpu=step_tokens / (seconds * count),
+        model_flops_per_token=useful / step_tokens,
+        countings=tuple(_counted(staged, policy, each, available) for each in COUNTINGS),
+        prediction=_prediction(
+            prediction, run, seconds if basis == "measured" else None, efficiency
+        ),
+        training=_training(tokens, step_tokens, seconds, count, price_per_gpu_hour),
+        notes=_notes(
+            staged, prediction, impossible, hardware.convention, by_ops / available, efficiency
+        ),
+    )
+
+
+def _check_given(
+    run: Run,
+    step_seconds: float | None,
+    mfu: float | None,
+    tokens: int | None,
+    gpus: int | None,
+    price_per_gpu_hour: float | None,
+) -> None:
+    """Refuse numbers that mean nothing, alone or together."""
+    _device(run)
     given = {
         "--step-time": step_seconds,
         "--mfu": mfu,
@@ -198,6 +250,16 @@ def utilisation(
         raise SpecError(f"--mfu {mfu:g} is above 1", "a share, e.g. --mfu 0.4")
     if price_per_gpu_hour is not None and tokens is None:
         raise SpecError("--price-per-gpu-hour prices a training run", "add --tokens")
+
+
+def _device(run: Run) -> Device:
+    if run.device is None:
+        raise SpecError("utilisation is a share of a device's peak: no device", "add --device")
+    return run.device
+
+
+def _devices(run: Run, gpus: int | None) -> int:
+    """Devices that take part: as many as given, in whole replicas of the layout."""
     layout = run.layout
     count = gpus or layout.devices
     replica = layout.tp * layout.pp * layout.cp
@@ -207,75 +269,20 @@ def utilisation(
             f"cp {layout.cp} = {replica} GPUs each",
             f"use --gpus {-(-count // replica) * replica}, or lower --tp, --pp or --cp",
         )
-    batch = run.workload.global_batch or run.workload.micro_batch * layout.dp
-    graph = model_graph(run.model, layout, run.workload, run.framework)
-    policy = policy_of(run, graph)
-    prediction = _predict(run, graph, policy, device, count, batch, efficiency)
-    useful = _scaled(model_flops(graph, counting), batch, run)
-    if counting == "causal" and not run.model.causal:
-        raise SpecError(
-            f"{run.model.name} attends in both directions: no score is masked",
-            "drop --flops causal",
-        )
-    peak = peak_flops(device, run.workload.precision)
-    basis: Basis = "measured"
-    if step_seconds is None:
-        basis = "predicted" if mfu is None else "mfu"
-        if mfu is not None:
-            step_seconds = useful / (mfu * count * peak)
-        elif isinstance(prediction, StepTime):
-            step_seconds = prediction.total
-        else:
-            raise SpecError(f"no step time to judge: {prediction}", "add --step-time or --mfu")
-    measured = step_seconds if basis == "measured" else None
-    available = step_seconds * count * peak
-    figures = tuple(
-        _counted(graph, policy, each, batch, run, available) for each in ("full", "causal")
-    )
-    hardware = hardware_flops(graph, policy, counting, run.training)
-    done = _scaled(hardware.flops, batch, run)
-    by_ops = _scaled(hardware.op_flops, batch, run)
-    step_tokens = batch * run.workload.seq
-    computed = hardware_flops(graph, policy, _computed(run), run.training)
-    least = _scaled(computed.op_flops, batch, run) / available
-    return Utilisation(
-        model=run.model.model_dump(),
-        layout=layout.model_dump(),
-        workload=run.workload.model_dump(),
-        device=device.model_dump(),
-        framework=run.framework.name,
-        policy=policy.name,
-        gpus=count,
-        global_batch=batch,
-        basis=basis,
-        step_seconds=step_seconds,
-        counting=counting,
-        model_flops=useful,
-        hardware_flops=done,
-        hardware_flops_convention=hardware.convention,
-        hardware_flops_by_ops=by_ops,
-        mfu_ratio=useful / available,
-        hfu_ratio=done / available,
-        hfu_by_ops_ratio=by_ops / available,
-        possible=least <= 1,
-        peak_flops_per_second=peak,
-        model_flops_per_second_per_gpu=useful / (step_seconds * count),
-        hardware_flops_per_second_per_gpu=done / (step_seconds * count),
-        tokens_per_second=step_tokens / step_seconds,
-        tokens_per_second_per_gpu=step_tokens / (step_seconds * count),
-        model_flops_per_token=useful / step_tokens,
-        countings=figures,
-        prediction=_prediction(prediction, run, device, measured, efficiency),
-        training=_training(tokens, step_tokens, step_seconds, count, price_per_gpu_hour),
-        notes=_notes(
-            run,
-            prediction,
-            _impossible(useful / available, least, frozen=bool(run.training.lora_rank)),
-            hardware.convention,
-            by_ops / available,
-            efficiency,
-        ),
-    )
+    return count
+
+
+def _step_seconds(
+    measured: float | None, mfu: float | None, prediction: StepTime | str, ideal: float
+) -> tuple[Basis, float]:
+    """Where a step's time is from, and the time; ``ideal`` is the time at an MFU of 1."""
+    if measured is not None:
+        return "measured", measured
+    if mfu is not None:
+        return "mfu", ideal / mfu
+    if isinstance(prediction, StepTime):
+        return "predicted", prediction.total
+    raise SpecError(f"no step time to judge: {prediction}", "add --step-time or --mfu")
 
 
 def _computed(run: Run) -> Counting:
@@ -302,10 +309,11 @@ def _impossible(mfu: float, least: float, *, frozen: bool) -> str:
 
 
 def _counted(
-    graph: ModelGraph, policy: Policy, counting: Counting, batch: int, run: Run, available: float
+    staged: StagedRun, policy: Policy, counting: Counting, available: float
 ) -> CountingFigure:
-    useful = _scaled(model_flops(graph, counting), batch, run)
-    done = _scaled(hardware_flops(graph, policy, counting, run.training).flops, batch, run)
+    run, batch = staged.run, staged.global_batch
+    useful = _scaled(model_flops(staged.graph, counting), batch, run)
+    done = _scaled(hardware_flops(staged, policy, counting).flops, batch, run)
     return CountingFigure(
         counting=counting,
         model_flops=useful,
@@ -316,16 +324,10 @@ def _counted(
 
 
 def _predict(
-    run: Run,
-    graph: ModelGraph,
-    policy: Policy,
-    device: Device,
-    gpus: int,
-    batch: int,
-    efficiency: Mapping[str, float] | None,
+    staged: StagedRun, policy: Policy, gpus: int, efficiency: Mapping[str, float] | None
 ) -> StepTime | str:
     """The predicted step, or why there is none."""
-    layout = run.layout
+    run, layout, batch = staged.run, staged.run.layout, staged.global_batch
     if layout.devices != gpus:
         return (
             f"the layout (tp {layout.tp} x pp {layout.pp} x cp {layout.cp} x dp {layout.dp}) "
@@ -337,11 +339,9 @@ def _predict(
             f"global batch {batch} is no multiple of micro-batch {run.workload.micro_batch} x "
             f"dp {layout.dp}"
         )
-    rates = rates_of(device, run.workload.precision, efficiency, devices=gpus)
-    roofline = Roofline(graph, rates, run.training)
     try:
         check_timed(run.training)
-        return step_time(graph, policy, roofline, count=count)
+        return step_time(policy, roofline_of(staged, efficiency))
     except SpecError as error:
         return f"{error} ({error.hint})" if error.hint else str(error)
 
@@ -349,13 +349,12 @@ def _predict(
 def _prediction(
     step: StepTime | str,
     run: Run,
-    device: Device,
     measured: float | None,
     efficiency: Mapping[str, float] | None,
 ) -> Prediction | None:
     if isinstance(step, str):
         return None
-    shares = rates_of(device, run.workload.precision, efficiency).shares
+    shares = rates_of(_device(run), run.workload.arithmetic, efficiency).shares
     return Prediction(
         step_seconds=step.total,
         pipeline_seconds=step.pipeline,
@@ -386,14 +385,15 @@ def _training(
 
 
 def _notes(
-    run: Run,
+    staged: StagedRun,
     prediction: StepTime | str,
     impossible: str,
     convention: str,
     by_ops: float,
     efficiency: Mapping[str, float] | None,
 ) -> tuple[str, ...]:
-    notes = [*run.warnings, impossible]
+    run = staged.run
+    notes = [*run_notes(staged), impossible, staged.microbatches_note]
     if convention == "paper":
         notes.append(
             "HFU by the paper's equation, which adds s/6h; the ops that re-run alone make it "

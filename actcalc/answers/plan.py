@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
-from actcalc.answers.compare import parse_for
 from actcalc.errors import SpecError
 from actcalc.plan.named import Fit, Rivals
 from actcalc.plan.options import ARRIVAL, Costs, ModuleChoice
@@ -219,6 +218,17 @@ class RunPlan(Result):
         unused = "cost_flops" if self.device is not None else "cost_seconds"
         document: dict[str, Any] = _without(super().document(), unused)
         return document
+
+    @classmethod
+    def json_schema(cls) -> dict[str, Any]:
+        """JSON Schema of ``document``, in which every cost has one unit."""
+        schema = super().json_schema()
+        units = tuple(NAMES.values())
+        for part in (schema, *schema["$defs"].values()):
+            if set(units) <= part.get("properties", {}).keys():
+                part["required"] = [name for name in part["required"] if name not in units]
+                part["oneOf"] = [{"required": [unit]} for unit in units]
+        return schema
 
 
 def _without(value: Any, key: str) -> Any:
@@ -486,7 +496,7 @@ def _changed_runs(planner: RunPlanner) -> list[tuple[str, Run]]:
     """Runs that differ in one option, as it is written on the command line."""
     run = planner.run
     layout, work = run.layout, run.workload
-    splits = planner.model.context.kernel("layer") != "hub"
+    splits = run.framework.model_parallel
     grids: list[dict[str, Any]] = []
     if layout.tp > 1 and not layout.sp:
         grids.append({"sp": True})
@@ -660,7 +670,7 @@ def plan_command(
     budget = budget_of(run, memory)
     planner = RunPlanner(run, settings)
     for name in run.policies:
-        parse_for(name, planner.model, run.model.depth)
+        planner.staged.policy(name)
     if budget is None:
         if not points:
             raise SpecError("no memory to plan for", "give --memory 70GiB, or a --device")

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 
-from actcalc.cost.rates import rates_of
-from actcalc.cost.roofline import LayerTime, Roofline
+from actcalc.cost.roofline import Roofline, roofline_of
 from actcalc.cost.step import StepTime, step_time
-from actcalc.errors import SpecError
-from actcalc.layers.adapters import adapted
-from actcalc.layers.core.graph import Graph
-from actcalc.layers.model import ModelGraph, model_graph
-from actcalc.memory.limits import find_limits, total_bytes
+from actcalc.memory.limits import Resized, largest
+from actcalc.memory.stage import total_bytes
 from actcalc.policy.rules import NONE, Policy
-from actcalc.policy.stage import StagePolicy
-from actcalc.run.placement import microbatches, placement
-from actcalc.specs.run import Run
-
-if TYPE_CHECKING:
-    from actcalc.specs.device import Device
+from actcalc.run.staged import StagedRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,93 +43,70 @@ class PolicyTime:
 
 
 def time_policies(
-    run: Run,
-    graph: ModelGraph,
-    main: Graph,
+    staged: StagedRun,
     policies: Sequence[Policy],
     efficiency: Mapping[str, float] | None = None,
 ) -> tuple[PolicyTime, ...]:
-    """Time each of ``policies`` on the run's device; ``main`` is the graph layer times are of.
+    """Time each of ``policies`` on the run's device; layer times are of its most frequent kind.
 
     Raises ``SpecError`` without a device, or for a schedule that cannot run the step.
     """
-    if run.device is None:
-        raise SpecError("times need a device", "add --device")
-    roofline = _roofline(run, graph, run.device, efficiency)
-    base = step_time(graph, NONE, roofline).total
-    return tuple(
-        _timed(run, graph, main, policy, roofline, base, run.device, efficiency)
-        for policy in policies
-    )
-
-
-def _roofline(
-    run: Run, graph: ModelGraph, device: Device, efficiency: Mapping[str, float] | None
-) -> Roofline:
-    precision, count = run.workload.precision, run.layout.devices
-    rates = rates_of(device, precision, efficiency, devices=count)
-    return Roofline(graph, rates, run.training)
+    roofline = roofline_of(staged, efficiency)
+    base = step_time(NONE, roofline).total
+    sizes = Resized(staged, "micro-batch")
+    grown = cache(lambda value: roofline_of(sizes.at(value), efficiency))
+    return tuple(_timed(policy, roofline, base, sizes, grown) for policy in policies)
 
 
 def _timed(
-    run: Run,
-    graph: ModelGraph,
-    main: Graph,
     policy: Policy,
     roofline: Roofline,
     base: float,
-    device: Device,
-    efficiency: Mapping[str, float] | None,
+    sizes: Resized,
+    rooflines: Callable[[int], Roofline],
 ) -> PolicyTime:
-    forward, backward = _layer(run, graph, main, policy, roofline)
-    step = step_time(graph, policy, roofline)
-    alone = replace(run, policies=(policy.name,))
-    needed = total_bytes(alone)
-    (limit,) = find_limits(alone, ("micro-batch",))
-    largest: StepTime | None = None
+    staged = roofline.staged
+    forward, backward = _layer(policy, roofline)
+    step = step_time(policy, roofline)
+    needed = total_bytes(staged, policy)
+    usable = staged.run.device.usable_bytes if staged.run.device else 0
+    limit = largest(sizes, policy.name)
+    grown: StepTime | None = None
     samples = 0
     if limit.largest:
-        count = microbatches(run.layout, run.workload)
-        samples = limit.largest * count * run.layout.dp
-        work = run.workload.model_copy(
-            update={"micro_batch": limit.largest, "global_batch": samples}
-        )
-        grown = adapted(model_graph(run.model, run.layout, work, run.framework), run.training)
-        full = _roofline(run, grown, device, efficiency)
-        largest = step_time(grown, policy, full, count=count)
+        other = rooflines(limit.largest)
+        samples = other.staged.global_batch
+        grown = step_time(other.staged.policy(policy.name), other)
     return PolicyTime(
         layer_forward_seconds=forward,
         layer_backward_seconds=backward,
         step_seconds=step.total,
         slowdown_ratio=step.total / base - 1,
-        tokens_per_second_per_gpu=_tokens(
-            run, step.microbatches * run.workload.micro_batch * run.layout.dp, step
-        ),
+        tokens_per_second_per_gpu=_tokens(staged, staged.global_batch, step),
         device_bytes=needed,
-        fits=needed <= device.usable_bytes,
+        fits=needed <= usable,
         largest_micro_batch=limit.largest,
-        largest_step_seconds=largest.total if largest else None,
-        largest_samples_per_second=samples / largest.total if largest else None,
-        largest_tokens_per_second_per_gpu=_tokens(run, samples, largest) if largest else None,
+        largest_step_seconds=grown.total if grown else None,
+        largest_samples_per_second=samples / grown.total if grown else None,
+        largest_tokens_per_second_per_gpu=_tokens(staged, samples, grown) if grown else None,
     )
 
 
-def _tokens(run: Run, sequences: int, step: StepTime) -> float:
+def _tokens(staged: StagedRun, sequences: int, step: StepTime) -> float:
+    run = staged.run
     return sequences * run.workload.seq / step.total / run.layout.devices
 
 
-def _layer(
-    run: Run, graph: ModelGraph, main: Graph, policy: Policy, roofline: Roofline
-) -> tuple[float, float]:
+def _layer(policy: Policy, roofline: Roofline) -> tuple[float, float]:
     """Forward and backward of one layer; the mean over a stage where the policy skips some."""
-    stage = StagePolicy(graph, policy)
-    times: list[LayerTime] = []
-    for chunk in placement(run.model.depth, run.layout)[0]:
-        for layer in chunk:
-            found = stage.graph(layer)
-            if found is main:
-                times.append(roofline.layer(found, stage.layer_policy(layer, chunk)))
-    if not times:
-        times = [roofline.layer(main, policy)]
+    staged = roofline.staged
+    stage, main = staged.under(policy), staged.main.graph
+    times = [
+        roofline.layer(graph, chosen)
+        for chunk in staged.places[0]
+        for graph, chosen, count in stage.tally(chunk)
+        if graph is main
+        for _ in range(count)
+    ] or [roofline.layer(main, policy)]
     forward = sum(time.forward for time in times) / len(times)
     return forward, sum(time.backward for time in times) / len(times)

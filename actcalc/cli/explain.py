@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from actcalc.answers.explain.memory import EXAMPLES, HEEDS
-from actcalc.answers.explain.terms import OVERHEAD, explain_term, term_of
+from actcalc.answers.explain.terms import OVERHEAD, TERMS, explain_term, term_of
 from actcalc.cli.options import (
     OutputOptions,
     RunOptions,
@@ -52,15 +51,14 @@ def explain(
     key = term_of(term)
     if key == OVERHEAD:
         return _overhead(options, timing, output, term, model)
-    heeded = HEEDS.get(key, ())
-    refuse_idle(options, f"explain {key}", [name for name in _IDLE if name not in heeded])
+    row = TERMS[key]
+    refuse_idle(options, f"explain {key}", [name for name in _IDLE if name not in row.heeds])
     if timing.efficiency:
         raise SpecError(f"explain {term} is of no time", "drop --efficiency")
-    name, layout = EXAMPLES.get(key, ("gpt3-175b", {"tp": 8, "sp": True}))
     free = all(getattr(options, field) is None for field in _GRID)
     if model is None and free:
-        options = replace(options, **layout)
-    result = explain_term(term, options.run(source(model or name)))
+        options = replace(options, **row.layout)
+    result = explain_term(term, options.run(source(model or row.model)))
     emit(lambda: explain_sheets(result), result.document, output)
     return 0
 

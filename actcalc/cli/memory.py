@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
+from actcalc.answers.memory import MemoryReport, memory_run
 from actcalc.cli.options import MemoryOptions, OutputOptions, RunOptions, with_options
 from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.errors import SpecError
 from actcalc.io.runs import Source, megatron_source, source
-from actcalc.memory.report import MemoryReport, memory_run
 from actcalc.render.memory import memory_sheets, two_sheets
 from actcalc.render.sheet import Sheet
+from actcalc.specs.result import joined
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _PANEL = "Memory"
@@ -71,11 +72,5 @@ def memory(
             return two_sheets(results[0], results[1], output.units)
         return [sheet for result in results for sheet in memory_sheets(result, output.units)]
 
-    def document() -> dict[str, object]:
-        found = results[0].document()
-        if len(results) > 1:
-            found["runs"] = [result.document() for result in results]
-        return found
-
-    emit(sheets, document, output)
+    emit(sheets, lambda: joined(results, "runs"), output)
     return 1 if any(result.fits is False for result in results) else 0

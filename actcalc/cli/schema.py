@@ -27,13 +27,16 @@ INPUTS = {
 OUTPUTS = {
     "compare": ("actcalc.answers.compare", "Comparison"),
     "breakdown": ("actcalc.answers.breakdown", "Breakdown"),
-    "memory": ("actcalc.memory.report", "MemoryReport"),
+    "memory": ("actcalc.answers.memory", "MemoryReport"),
     "plan": ("actcalc.answers.plan", "RunPlan"),
     "plan-layer": ("actcalc.plan.measured.plan", "LayerPlan"),
     "plan-problem": ("actcalc.answers.plan", "ProblemPlan"),
     "mfu": ("actcalc.answers.mfu", "Utilisation"),
+    "explain": ("actcalc.answers.explain.terms", "Explanation"),
     "measure": ("actcalc.answers.measure", "Measurement"),
     "compare-layer": ("actcalc.answers.measured_layer", "LayerComparison"),
+    "presets": ("actcalc.answers.presets", "PresetList"),
+    "preset": ("actcalc.answers.presets", "PresetValues"),
 }
 NAMES = (*INPUTS, *OUTPUTS)
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from actcalc.layers.core.algebra import ONE, Expr, symbol, total
+from actcalc.layers.core.algebra import ONE, Expr, symbol
 from actcalc.layers.core.context import whole
-from actcalc.layers.core.graph import Op
+from actcalc.layers.core.graph import Graph, Op
 from actcalc.layers.model import LayerRun, ModelGraph
 from actcalc.policy.rules import Policy
-from actcalc.policy.stage import StagePolicy
+from actcalc.run.staged import StagedRun
 from actcalc.specs import Model
 from actcalc.specs.training import Training
 
@@ -37,30 +37,36 @@ def core_share(model: ModelGraph, run: LayerRun) -> Expr:
     return ONE / 2
 
 
-def op_flops(ops: Iterable[Op], *, causal: bool = False, share: Expr | None = None) -> Expr:
-    """Forward FLOPs of ``ops`` on one rank; ``causal`` takes ``share`` (½) of the core's."""
-    if not causal:
-        return total(op.flops for op in ops)
-    part = ONE / 2 if share is None else share
-    return total(op.flops * part if op.kind == "core" else op.flops for op in ops)
+def _graph_flops(model: ModelGraph, graph: Graph, ops: Iterable[Op], share: Expr | None) -> int:
+    """Forward FLOPs of some ops of a graph over all ranks, ``share`` of the attention core's."""
+    flops = model.op_flops[graph]
+    if share is None:
+        return sum(flops[op.name] for op in ops)
+    sizes = whole(dict(model.sizes))
+    return sum(
+        int((op.flops * share).value(sizes)) if op.kind == "core" else flops[op.name] for op in ops
+    )
+
+
+def _share(model: ModelGraph, run: LayerRun, counting: Counting) -> Expr | None:
+    """The share of the core that is counted; None where all of it is."""
+    causal = counting == "causal" and model.context.model.causal
+    return core_share(model, run) if causal else None
 
 
 def _run_flops(model: ModelGraph, run: LayerRun, counting: Counting) -> int:
-    causal = counting == "causal" and model.context.model.causal
-    share = core_share(model, run) if causal else None
-    flops = op_flops(run.graph.ops, causal=causal, share=share)
-    return run.count * int(flops.value(whole(dict(model.sizes))))
+    share = _share(model, run, counting)
+    return run.count * _graph_flops(model, run.graph, run.graph.ops, share)
 
 
 def layers_forward_flops(model: ModelGraph, counting: Counting = "full") -> int:
     """Forward FLOPs of all transformer layers for one micro-batch, over all ranks."""
-    return sum(_run_flops(model, run, counting) for run in model.runs)
+    return sum(_run_flops(model, run, counting) for run in model.kinds)
 
 
 def head_forward_flops(model: ModelGraph) -> int:
     """Forward FLOPs of embedding and output head for one micro-batch, over all ranks."""
-    sizes = whole(dict(model.sizes))
-    return sum(int(op_flops(g.ops).value(sizes)) for g in (model.embedding, model.head))
+    return sum(sum(model.op_flops[graph].values()) for graph in (model.embedding, model.head))
 
 
 def prediction_forward_flops(model: ModelGraph, counting: Counting = "full") -> int:
@@ -114,27 +120,19 @@ class HardwareFlops(NamedTuple):
     """``ops``: model FLOPs plus each re-run op once; ``paper``: the published equation."""
     op_flops: int
     """Model FLOPs plus each re-run op once, whatever the convention."""
+    rerun: int
+    """Of these: what runs again."""
 
 
-def rerun_flops(model: ModelGraph, policy: Policy, counting: Counting = "full") -> int:
+def rerun_flops(staged: StagedRun, policy: Policy, counting: Counting = "full") -> int:
     """Forward FLOPs that ``policy`` runs again for one micro-batch, over all ranks."""
-    stage = StagePolicy(model, policy)
-    sizes = whole(dict(model.sizes))
-    layers = range(model.context.model.depth)
-    again = stage.rerun_flops(layers, sizes)
-    if counting == "full" or not model.context.model.causal:
-        return again
-    runs = {id(run.graph): run for run in model.runs}
-    for layer in layers:
-        graph = stage.graph(layer)
-        core = total(
-            op.flops
-            for op in stage.outcome(graph, stage.layer_policy(layer, layers)).rerun
-            if op.kind == "core"
-        )
-        saved = core * (ONE - core_share(model, runs[id(graph)]))
-        again -= int(saved.value(sizes))
-    return again
+    model, stage = staged.graph, staged.under(policy)
+    shares = {run.graph: _share(model, run, counting) for run in staged.kinds}
+    return sum(
+        count * _graph_flops(model, graph, stage.outcome(graph, chosen).rerun, shares[graph])
+        for chunk in staged.chunks
+        for graph, chosen, count in stage.tally(chunk)
+    )
 
 
 def frozen_flops(model: ModelGraph, training: Training) -> int:
@@ -146,33 +144,30 @@ def frozen_flops(model: ModelGraph, training: Training) -> int:
     """
     if not training.lora_rank:
         return 0
-    sizes = whole(dict(model.sizes))
     return sum(
-        count * int(op_flops(op for op in graph.ops if op.kind == "linear").value(sizes))
+        count * sum(model.op_flops[graph][op.name] for op in graph.ops if op.kind == "linear")
         for graph, count in model.graphs()
     )
 
 
-def hardware_flops(
-    model: ModelGraph,
-    policy: Policy,
-    counting: Counting = "full",
-    training: Training | None = None,
-) -> HardwareFlops:
+def hardware_flops(staged: StagedRun, policy: Policy, counting: Counting = "full") -> HardwareFlops:
     """Hardware FLOPs of one micro-batch: the paper's own equation where its profile applies it."""
+    model = staged.graph
     context = model.context
     seq, batch = context.workload.seq, context.workload.micro_batch
     useful = model_flops(model, counting)
-    frozen = frozen_flops(model, training) if training else 0
-    by_ops = useful + rerun_flops(model, policy, counting) - frozen
+    frozen = frozen_flops(model, staged.run.training)
+    rerun = rerun_flops(staged, policy, counting)
+    by_ops = useful + rerun - frozen
     published = (
         counting == "full"
         and not frozen
-        and context.framework.name == "paper"
+        and context.framework.idealised
         and policy.modules == ("core_attn",)
         and context.workload.attention == "eager"
         and paper_model_flops(context.model, seq, batch) == useful
     )
     if not published:
-        return HardwareFlops(by_ops, "ops", by_ops)
-    return HardwareFlops(paper_selective_flops(context.model, seq, batch), "paper", by_ops)
+        return HardwareFlops(by_ops, "ops", by_ops, rerun)
+    published_flops = paper_selective_flops(context.model, seq, batch)
+    return HardwareFlops(published_flops, "paper", by_ops, rerun)

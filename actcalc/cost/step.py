@@ -1,28 +1,27 @@
 """Seconds of one optimizer step: chunks through the pipeline, gradients over replicas, optimizer.
 
-The pipeline is not a formula but a run of its schedule (:mod:`actcalc.run.schedule`): each
+The pipeline is not a formula but a run of its schedule (:mod:`actcalc.cost.pipeline`): each
 stage's own durations, the embedding on the first and the head on the last, so that an uneven last
 stage slows the step as it does in practice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from actcalc.cost.collective import collective_seconds, send_seconds
+from actcalc.cost.kernels import beside
 from actcalc.cost.optimizer import optimizer_time, rank_parameters
 from actcalc.cost.rates import Rates
-from actcalc.cost.roofline import NOTHING, LayerTime, Roofline, beside
+from actcalc.cost.roofline import NOTHING, LayerTime, Roofline
 from actcalc.errors import SpecError
 from actcalc.layers.core.graph import Collective, Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.states import parameters_of, recipe, replicas
-from actcalc.policy.rules import Policy, parse_policy
-from actcalc.policy.stage import StagePolicy
-from actcalc.run.placement import Chunks, Ends, ends, microbatches, placement
-from actcalc.specs.run import Run
+from actcalc.policy.rules import Policy
+from actcalc.run.staged import StagedRun
+from actcalc.specs.recipes import Recipe
 from actcalc.specs.training import Training
 
 
@@ -52,11 +51,6 @@ class StepTime:
     """The busiest stage."""
 
 
-def chunk_layers(run: Run) -> int:
-    """Layers of the largest pipeline chunk: what segments of re-run layers are cut from."""
-    return max(len(chunk) for stage in placement(run.model.depth, run.layout) for chunk in stage)
-
-
 def check_timed(training: Training) -> None:
     """Refuse what a step's time here leaves out: activations that go to the host and back."""
     if training.offload == "activations" or training.offload_modules:
@@ -67,43 +61,23 @@ def check_timed(training: Training) -> None:
         )
 
 
-def policy_of(run: Run, graph: ModelGraph) -> Policy:
-    """The run's one policy (``none`` if it names none); ``SpecError`` if it names several."""
-    names = run.policies or ("none",)
-    if len(names) > 1:
-        raise SpecError(
-            f"a step ran one policy, not {len(names)}: {', '.join(names)}", "give one --policy"
-        )
-    boundary = graph.context.kernel("full_input")
-    return parse_policy(
-        names[0],
-        layers=chunk_layers(run),
-        full_boundary="replicated" if boundary == "replicated" else "own",
-    )
-
-
-def step_time(
-    model: ModelGraph, policy: Policy, roofline: Roofline, *, count: int | None = None
-) -> StepTime:
+def step_time(policy: Policy, roofline: Roofline, *, count: int | None = None) -> StepTime:
     """Time one step under ``policy``; ``count`` micro-batches per replica, else the run's own.
 
     Raises ``SpecError`` for a schedule that cannot run so many.
     """
-    layout, rates = model.context.layout, roofline.rates
-    batches = count or microbatches(layout, model.context.workload)
-    chunks = placement(model.context.model.depth, layout)
-    times = _chunk_times(model, policy, roofline, chunks, ends(layout))
-    sends = _send(model, rates)
-    pipeline, bubble = _pipeline(model, times, sends, batches)
-    training = roofline.training
-    parameters = _trained(model, chunks, training)
+    staged, rates, training = roofline.staged, roofline.rates, roofline.training
+    batches = count or staged.microbatches
+    times = _chunk_times(policy, roofline)
+    pipeline, bubble = _pipeline(staged, times, _send(staged.graph, rates), batches)
     whole = [sum(stage, NOTHING) for stage in times]
     stage = max(range(len(whole)), key=lambda index: (whole[index].forward, whole[index].backward))
     busiest = whole[stage]
-    gradients = _gradients(model, parameters, rates, busiest.backward, training)
+    gradients = _gradients(staged, _trained(staged), rates, busiest.backward)
+    stages = range(staged.run.layout.pp)
     optimizer = max(
-        optimizer_time(model, graphs, training, rates).total
-        for graphs in _stage_graphs(model, chunks)
+        optimizer_time(staged.graph, list(staged.graphs(index)), training, rates).total
+        for index in stages
     )
     return StepTime(
         total=pipeline + gradients + optimizer,
@@ -119,20 +93,15 @@ def step_time(
     )
 
 
-def _chunk_times(
-    model: ModelGraph,
-    policy: Policy,
-    roofline: Roofline,
-    chunks: tuple[Chunks, ...],
-    held: tuple[tuple[Ends, ...], ...],
-) -> list[list[LayerTime]]:
-    stages = StagePolicy(model, policy)
+def _chunk_times(policy: Policy, roofline: Roofline) -> list[list[LayerTime]]:
+    staged = roofline.staged
+    model, stages = staged.graph, staged.under(policy)
     result = []
-    for stage, sides in zip(chunks, held, strict=True):
+    for stage, sides in zip(staged.places, staged.ends, strict=True):
         row = []
         for chunk, (first, last) in zip(stage, sides, strict=True):
             total = NOTHING
-            for (graph, chosen), amount in _tally(stages, chunk).items():
+            for graph, chosen, amount in stages.tally(chunk):
                 one = _sharded(roofline, graph, roofline.layer(graph, chosen))
                 total = total + _times(one, amount)
             if first:
@@ -145,14 +114,6 @@ def _chunk_times(
             row.append(total)
         result.append(row)
     return result
-
-
-def _tally(stages: StagePolicy, chunk: range) -> Mapping[tuple[Graph, Policy], int]:
-    tally: dict[tuple[Graph, Policy], int] = {}
-    for layer in chunk:
-        key = (stages.graph(layer), stages.layer_policy(layer, chunk))
-        tally[key] = tally.get(key, 0) + 1
-    return tally
 
 
 def _times(time: LayerTime, count: int) -> LayerTime:
@@ -178,7 +139,7 @@ def _shards(roofline: Roofline, graph: Graph) -> _Shards:
         return _Shards(0.0, 0.0)
     rules = recipe(model, training)
     parameters = parameters_of(model, graph, training)
-    reduced = _reduced_bytes(training, rules.name, context.act.itemsize)
+    reduced = _reduced_bytes(training, rules)
     for group, expert in ((parameters.dense, False), (parameters.expert, True)):
         ranks = replicas(layout, training, expert=expert)
         stride = layout.ep * (layout.etp or layout.tp) if expert else layout.tp
@@ -236,7 +197,7 @@ def _send(model: ModelGraph, rates: Rates) -> float:
     if layout.pp == 1:
         return 0.0
     graph = model.runs[0].graph
-    size = float(graph.tensors[graph.input].bytes.value(model.sizes))
+    size = float(model.tensor_bytes[graph][graph.input])
     part = size if layout.sp else size / layout.tp
     stride = layout.tp * layout.cp * layout.dp
     seconds = send_seconds(part, stride, rates)
@@ -246,18 +207,18 @@ def _send(model: ModelGraph, rates: Rates) -> float:
 
 
 def _pipeline(
-    model: ModelGraph, times: list[list[LayerTime]], send: float, count: int
+    staged: StagedRun, times: list[list[LayerTime]], send: float, count: int
 ) -> tuple[float, float]:
-    layout = model.context.layout
+    layout = staged.run.layout
     if layout.pp == 1:
         chunk = times[0][0]
         return count * (chunk.forward + chunk.backward), 0.0
-    from actcalc.run.schedule import makespan
+    from actcalc.cost.pipeline import makespan
 
     # A message occupies the stage that waits for it. Megatron-Core's interleaved schedule alone
     # sends and receives beside the next chunk's work (training/arguments.py: overlap_p2p_comm is on
     # unless --no-overlap-p2p-communication, and set off without interleaving).
-    hidden = layout.vpp > 1 and model.context.framework.name.startswith("megatron")
+    hidden = layout.vpp > 1 and staged.run.framework.overlaps_messages
 
     def occupied(seconds: float) -> float:
         return max(seconds, send) if hidden else seconds + send
@@ -275,62 +236,38 @@ def _pipeline(
     return run.total_seconds, run.bubble_ratio
 
 
-def _stage_graphs(model: ModelGraph, chunks: tuple[Chunks, ...]) -> list[list[Graph]]:
-    """The graphs on each stage, layers as often as they are there."""
-    stages = StagePolicy(model, Policy("none"))
-    result = []
-    for stage, held in zip(chunks, ends(model.context.layout), strict=True):
-        graphs = [stages.graph(layer) for chunk in stage for layer in chunk]
-        if any(first for first, _ in held):
-            graphs.append(model.embedding)
-        if any(last for _, last in held):
-            graphs += [model.mtp.graph] * model.mtp.count if model.mtp else []
-            graphs.append(model.head)
-        result.append(graphs)
-    return result
-
-
-def _trained(
-    model: ModelGraph, chunks: tuple[tuple[range, ...], ...], training: Training
-) -> tuple[int, int]:
+def _trained(staged: StagedRun) -> tuple[int, int]:
     """Trained parameters of the busiest rank: those of all replicas, and routed experts."""
     best = (0, 0)
-    for graphs in _stage_graphs(model, chunks):
-        total = rank_parameters(model, graphs, training)
+    for stage in range(staged.run.layout.pp):
+        total = rank_parameters(staged.graph, list(staged.graphs(stage)), staged.run.training)
         best = max(best, (total.dense.trained, total.expert.trained), key=sum)
     return best
 
 
-def _reduced_bytes(training: Training, name: str, item: int) -> int:
-    """Bytes of one gradient as replicas reduce it.
+def _reduced_bytes(training: Training, rules: Recipe) -> int:
+    """Bytes of one gradient as replicas reduce it, unless the run says 16 bits.
 
-    fp32 unless the run or its recipe says otherwise: Megatron's accumulate_allreduce_grads_in_fp32,
-    FSDP's reduce_dtype, DDP's fp32 gradients; 16-bit ones of the recipes mixed and pure.
+    Megatron's accumulate_allreduce_grads_in_fp32, FSDP's reduce_dtype.
     """
-    if name in ("mixed", "pure"):
-        return item
-    return 2 if training.gradients_in_16_bit else 4
+    return 2 if training.gradients_in_16_bit else rules.reduced
 
 
 def _gradients(
-    model: ModelGraph,
-    parameters: tuple[int, int],
-    rates: Rates,
-    backward: float,
-    training: Training,
+    staged: StagedRun, parameters: tuple[int, int], rates: Rates, backward: float
 ) -> float:
     """Exposed seconds of reducing gradients over replicas.
 
     ZeRO-3 has done it layer by layer. PyTorch's DDP reduces beside the last backward; Megatron
     reduces after it unless told to overlap (overlap_grad_reduce is off by default).
     """
+    model, training = staged.graph, staged.run.training
     layout = model.context.layout
     replicas = layout.dp * layout.cp
     if replicas == 1 or layout.zero == 3:
         return 0.0
     dense, experts = parameters
-    name = recipe(model, training).name
-    element = _reduced_bytes(training, name, model.context.act.itemsize)
+    element = _reduced_bytes(training, recipe(model, training))
     seconds = 0.0
     groups = [(dense, replicas, layout.tp)]
     if experts:
@@ -345,5 +282,5 @@ def _gradients(
             seconds += collective_seconds(
                 Collective.ALL_GATHER, count * model.context.act.itemsize, size, stride, rates
             )
-    hidden = model.context.framework.kernels.get("layer") == "hub"
+    hidden = model.context.framework.overlaps_reduction
     return max(0.0, seconds - backward) if hidden else seconds

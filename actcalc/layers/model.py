@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from actcalc.layers.core.algebra import Expr, total
-from actcalc.layers.core.context import Context, sizes_of
+from actcalc.layers.core.context import Context, sizes_of, whole
 from actcalc.layers.core.graph import Graph, Weight
 from actcalc.layers.megatron.ends import embedding_graph, head_graph
 from actcalc.layers.megatron.layer import layer_graph
@@ -21,6 +22,8 @@ class LayerRun:
     kind: LayerKind
     graph: Graph
     count: int
+    label: str = ""
+    """Its name in answers, unlike that of every other kind."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -37,7 +40,36 @@ class ModelGraph:
     sizes: Mapping[str, Any]
     mtp: LayerRun | None = None
 
-    @property
+    @cached_property
+    def layers(self) -> tuple[Graph, ...]:
+        """The graph of each layer, in model order."""
+        return tuple(run.graph for run in self.runs for _ in range(run.count))
+
+    def counts(self, chunk: range) -> Mapping[Graph, int]:
+        """How many layers of a chunk have each graph, in order of first appearance."""
+        if chunk not in self._counts:
+            self._counts[chunk] = Counter(self.layers[chunk.start : chunk.stop])
+        return self._counts[chunk]
+
+    @cached_property
+    def _counts(self) -> dict[range, Mapping[Graph, int]]:
+        return {}
+
+    @cached_property
+    def tensor_bytes(self) -> Mapping[Graph, Mapping[str, int]]:
+        """Bytes of each tensor of a graph, on one rank for one micro-batch."""
+        sizes = self.sizes
+        return _PerGraph(
+            lambda graph: {n: int(t.bytes.value(sizes)) for n, t in graph.tensors.items()}
+        )
+
+    @cached_property
+    def op_flops(self) -> Mapping[Graph, Mapping[str, int]]:
+        """Forward FLOPs of each op of a graph for one micro-batch, over all ranks."""
+        sizes = whole(dict(self.sizes))
+        return _PerGraph(lambda graph: {op.name: int(op.flops.value(sizes)) for op in graph.ops})
+
+    @cached_property
     def kinds(self) -> tuple[LayerRun, ...]:
         """Each kind of layer once, with its total count, in order of first appearance."""
         counts: dict[LayerKind, int] = {}
@@ -45,7 +77,11 @@ class ModelGraph:
         for run in self.runs:
             counts[run.kind] = counts.get(run.kind, 0) + run.count
             graphs.setdefault(run.kind, run.graph)
-        return tuple(LayerRun(kind, graphs[kind], count) for kind, count in counts.items())
+        labels = _labels(list(counts))
+        return tuple(
+            LayerRun(kind, graphs[kind], count, label)
+            for (kind, count), label in zip(counts.items(), labels, strict=True)
+        )
 
     def graphs(self, *, mtp: bool = True) -> Iterator[tuple[Graph, int]]:
         """Every graph with its multiplicity: embedding, layers, head, prediction layers."""
@@ -56,9 +92,32 @@ class ModelGraph:
         if self.mtp and mtp:
             yield self.mtp.graph, self.mtp.count
 
-    def flops(self) -> Expr:
-        """Forward FLOPs of one micro-batch on one rank, layers and head."""
-        return total(op.flops * count for graph, count in self.graphs() for op in graph.ops)
+
+class _PerGraph(dict[Graph, Mapping[str, int]]):
+    """A figure for every name of a graph, worked out when a graph is first asked for."""
+
+    def __init__(self, table: Callable[[Graph], Mapping[str, int]]) -> None:
+        super().__init__()
+        self._table = table
+
+    def __missing__(self, graph: Graph) -> Mapping[str, int]:
+        self[graph] = self._table(graph)
+        return self[graph]
+
+
+def _labels(kinds: Sequence[LayerKind]) -> list[str]:
+    """A label for each kind: where several share one, rotary position or a number tells."""
+    labels = [kind.label for kind in kinds]
+    some = [kind for kind in kinds if labels.count(kind.label) > 1]
+    if any(kind.rotary for kind in some):
+        labels = [
+            label if kind.rotary or kind not in some else f"{label} without rotary"
+            for kind, label in zip(kinds, labels, strict=True)
+        ]
+    return [
+        label if labels.count(label) == 1 else f"{label} {labels[: index + 1].count(label)}"
+        for index, label in enumerate(labels)
+    ]
 
 
 def model_graph(
@@ -73,7 +132,7 @@ def model_graph(
             built[kind] = _layer(ctx.of_decoder() if kind.cross else ctx, kind)
         runs.append(LayerRun(kind, built[kind], count))
     mtp = None
-    if model.mtp_layers and ctx.kernel("layer") != "hub":
+    if model.mtp_layers and framework.multi_token_prediction:
         from actcalc.layers.megatron.mtp import mtp_graph
 
         last = model.kind(model.layers - 1)
@@ -90,7 +149,7 @@ def model_graph(
 
 def _layer(ctx: Context, kind: LayerKind) -> Graph:
     graph = layer_graph(ctx, kind)
-    if not ctx.workload.fp8_products or ctx.kernel("norm_fusion") != "fused":
+    if not (ctx.workload.fp8_products and ctx.framework.transformer_engine):
         return graph
     from actcalc.layers.core.fp8 import quantised
 

@@ -82,18 +82,17 @@ class Timeline:
         self.stages = stages
         self.model: ModelGraph = stages.model
         self.training = training
-        kernels = self.model.context.framework.kernels
-        local = kernels.get("norm_fusion") == "separate" and kernels.get("ends") == "megatron"
-        sp = self.model.context.layout.sp and kernels.get("ends") == "megatron"
-        gathering = {"head"} if sp else set()
-        if sp and local:
+        framework = self.model.context.framework
+        gathers = framework.gather_buffer if self.model.context.layout.sp else "none"
+        gathering = {"head"} if gathers != "none" else set()
+        if gathers == "all":
             gathering |= {op.name for run in self.model.runs for op in run.graph.ops}
         self.options = Options(
-            gradient_fusion=training.gradient_fusion or kernels.get("layer") == "hub",
+            gradient_fusion=training.gradient_fusion or not framework.main_gradients,
             gathers_to_buffer=frozenset(gathering),
             loss_compiled=self.model.context.workload.kernels.cross_entropy_loss_fusion,
             trains_all=not training.lora_rank,
-            loss_in_place=kernels.get("layer") != "hub" and training.loss in ("auto", "fused"),
+            loss_in_place=framework.loss_in_place and training.loss in ("auto", "fused"),
         )
         if training.offload_modules or training.offload_layers:
             self._check_offload()
@@ -101,13 +100,12 @@ class Timeline:
         self._away: dict[tuple[int, str], Away] = {}
         self._parameters: dict[int, Parameters] = {}
         self._trained: dict[int, Trained] = {}
-        self._scopes: dict[int, frozenset[str]] = {}
         self._shapes: dict[int, frozenset[tuple[int, ...]]] = {}
         self.last_layer = self.model.context.model.depth
 
     def _check_offload(self) -> None:
-        policy, kernels = self.stages.policy, self.model.context.framework.kernels
-        if kernels.get("ends") != "megatron" or kernels.get("norm_fusion") != "fused":
+        policy = self.stages.policy
+        if not self.model.context.framework.offloads_modules:
             name = "offload_layers" if self.training.offload_layers else "offload_modules"
             raise SpecError(
                 f"{name} is Megatron's, with Transformer Engine",
@@ -158,16 +156,15 @@ class Timeline:
             self._trained[key] = trained_of(self.model, graph, self.training)
         return self._trained[key]
 
-    def layer_parameters(self, layer: int, seen: set[str]) -> Parameters:
-        """Parameters of one layer on one rank, without tables (scopes) in ``seen``."""
-        graph = self.stages.graph(layer)
-        key = id(graph)
-        if key not in self._scopes:
-            self._scopes[key] = frozenset(w.scope for w in graph.weights if w.scope)
-        scopes = self._scopes[key]
+    def stage_parameters(self, graph: Graph, count: int, seen: set[str]) -> Parameters:
+        """Parameters of ``count`` such graphs on one rank, without tables (scopes) in ``seen``."""
+        scopes = {weight.scope for weight in graph.weights if weight.scope}
         if not scopes:
-            return self.parameters(graph)
-        return parameters_of(self.model, graph, self.training, seen)
+            return self.parameters(graph) * count
+        found = parameters_of(self.model, graph, self.training, seen)
+        if count == 1:
+            return found
+        return found + parameters_of(self.model, graph, self.training, seen) * (count - 1)
 
     def shapes(self, graph: Graph) -> frozenset[tuple[int, ...]]:
         """Shapes of the weights of matrix products in one graph, on one rank (cached)."""
@@ -318,7 +315,7 @@ class Timeline:
 
     def _segments(self, chunk: range, way: Offloading) -> Iterator[Part]:
         policy = self.stages.policy
-        if policy.whole and policy.segment > 1:
+        if policy.segmented:
             for segment in self.stages.segments(chunk):
                 yield self._segment(segment.layers, segment.stored_bytes, chunk)
             return
@@ -400,7 +397,7 @@ class Timeline:
     def _end(self, name: str, graph: Graph) -> Part:
         outcome = layer_outcome(self.model, graph, NONE)
         work = working(self.model, outcome, self.options)
-        stored = outcome.sizes(self.model.sizes).stored
+        stored = outcome.sizes(self.model).stored
         forward, backward = work.forward, work.backward
         if name != "embedding":
             stored, forward, backward = self._loss(graph, stored, forward, backward)
@@ -458,7 +455,7 @@ class Timeline:
         return sum(self._size(graph, name) for name in names)
 
     def _size(self, graph: Graph, name: str) -> int:
-        return int(graph.tensors[name].bytes.value(self.model.sizes))
+        return self.model.tensor_bytes[graph][name]
 
 
 def _together(every: Sequence[Trained]) -> Trained:

@@ -56,7 +56,7 @@ class Known:
     """What outcomes of one graph have in common: sizes of tensors and of temporaries in ops."""
 
     def __init__(self, model: ModelGraph, graph: Graph) -> None:
-        self.sizes = {n: int(t.bytes.value(model.sizes)) for n, t in graph.tensors.items()}
+        self.sizes = model.tensor_bytes[graph]
         self.own = {n: 0 if n in graph.shared else size for n, size in self.sizes.items()}
         self.inside: dict[tuple[str, bool], int] = {}
 

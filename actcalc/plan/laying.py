@@ -12,8 +12,8 @@ from actcalc.answers.compare import default_policies
 from actcalc.errors import SpecError
 from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
-from actcalc.memory.report import Evaluation
-from actcalc.memory.stages import layers_of, moments_of, stage_gpu
+from actcalc.memory.moments import layers_of, moments_of, stage_gpu
+from actcalc.memory.stage import StageMemory
 from actcalc.plan.offload import Transfer, module_offload_options, offload_options
 from actcalc.plan.options import (
     NANO,
@@ -23,11 +23,11 @@ from actcalc.plan.options import (
     plan_layer,
     wrapped_modules,
 )
-from actcalc.plan.stages import Laid, Layers, Stage, Unit, of_layer
+from actcalc.plan.stages import Laid, Layers, Stage, Unit
 from actcalc.plan.ways import LayerWays
 from actcalc.policy.outcome import LayerOutcome
-from actcalc.policy.rules import NONE, Policy, parse_policy
-from actcalc.run.placement import held, microbatches
+from actcalc.policy.rules import NONE, Policy
+from actcalc.run.staged import StagedRun
 from actcalc.solve.beside import Beside
 from actcalc.solve.layers import LayerGroup
 from actcalc.solve.options import Option, OptionSet
@@ -43,7 +43,7 @@ from actcalc.specs.run import Run
 if TYPE_CHECKING:
     from actcalc.cost.roofline import Roofline
 
-from actcalc.plan.settings import PER_OP_FRAMEWORK, PlanSettings, check_settings
+from actcalc.plan.settings import PlanSettings, check_settings
 
 T = TypeVar("T", Held, Way)
 
@@ -66,13 +66,14 @@ class RunStages:
         self._special = options
         self.settings = settings or PlanSettings()
         check_settings(run, self.settings)
-        self.memory = Evaluation(replace(run, policies=("none",)))
-        self.model: ModelGraph = self.memory.graph
-        self.costs: Costs = costs_of(self.model, run.device)
-        self.full = full_policy(self.model)
-        self.chunks = self.memory.places
-        self.flights = held(run.layout, microbatches(run.layout, run.workload))
-        self._names = _distinct_names(self.model)
+        self.staged = StagedRun(run)
+        self.memory = StageMemory(self.staged, NONE)
+        self.model: ModelGraph = self.staged.graph
+        self.costs: Costs = costs_of(self.staged)
+        self.full = self.staged.full
+        self.chunks = self.staged.places
+        self.flights = [self.staged.held(stage) for stage in range(run.layout.pp)]
+        self._names = {id(kind.graph): kind.label for kind in self.staged.kinds}
         self._check_chunks()
         self._offloading: dict[int, OptionSet] = {}
         self._units: dict[tuple[str, int], tuple[Any, PlanGroup]] = {}
@@ -114,16 +115,16 @@ class RunStages:
 
         Beside a plan of whole modules only those that wrap modules the framework can wrap.
         """
-        names = [name for name in default_policies(self.model) if name != "sqrt"]
-        if self.run.framework.name == PER_OP_FRAMEWORK:
+        names = [name for name in default_policies(self.staged) if name != "sqrt"]
+        if self.run.framework.per_op_policy:
             names.insert(names.index("full"), "op")
-        found = [self.memory.named(name) for name in names]
+        found = [self.staged.policy(name) for name in names]
         if self.settings.semantics == "module":
             found = [policy for policy in found if self._wraps(policy)]
         return tuple(found)
 
     def _wraps(self, policy: Policy) -> bool:
-        known = {m for run in self.model.kinds for m in wrapped_modules(self.model, run.graph)}
+        known = {m for run in self.staged.kinds for m in wrapped_modules(self.model, run.graph)}
         return not policy.per_op and set(policy.modules) <= known
 
     @cached_property
@@ -143,7 +144,7 @@ class RunStages:
         chunks, flights = self.chunks[index], self.flights[index]
         runs: list[Layers] = []
         for number, (chunk, flight) in enumerate(zip(chunks, flights, strict=True)):
-            graphs = (self.memory.timeline.stages.graph(layer) for layer in chunk)
+            graphs = self.staged.layers[chunk.start : chunk.stop]
             for _, same in groupby(graphs, key=id):
                 members = list(same)
                 name = self._names[id(members[0])]
@@ -194,7 +195,7 @@ class RunStages:
     def _chains(self) -> Mapping[int, Chain]:
         return {
             id(run.graph): module_chain(self.model, run.graph, self.costs, self.full)
-            for run in self.model.kinds
+            for run in self.staged.kinds
         }
 
     def offloading(self, graph: Graph) -> OptionSet:
@@ -222,12 +223,9 @@ class RunStages:
 
     @cached_property
     def _roofline(self) -> Roofline:
-        from actcalc.cost.rates import rates_of
-        from actcalc.cost.roofline import Roofline
+        from actcalc.cost.roofline import roofline_of
 
-        assert self.run.device is not None
-        precision, count = self.run.workload.precision, self.run.layout.devices
-        return Roofline(self.model, rates_of(self.run.device, precision, devices=count))
+        return roofline_of(self.staged)
 
     def problem(self, stage: Stage, budget: int) -> Problem:
         """One stage as a planning problem (one chunk, op by op)."""
@@ -260,13 +258,13 @@ class RunStages:
         if skip is None and key in self._laid:
             return self._laid[key]
         chunks, at = [], 0
-        work = self.memory.under(policy) if policy.whole and policy.segment > 1 else None
+        work = StageMemory(self.staged, policy) if policy.segmented else None
         for number, graphs in enumerate(stage.graphs):
             if work is not None:
                 chunks.append(self._segments(graphs, policy, layers_of(work, stage.index)[number]))
             else:
                 chosen = [
-                    NONE if skip is not None and skip(at + i) else of_layer(policy, i)
+                    NONE if skip is not None and skip(at + i) else policy.of_layer(i)
                     for i in range(len(graphs))
                 ]
                 pairs = zip(graphs, chosen, strict=True)
@@ -346,20 +344,3 @@ class RunStages:
         if self.settings.memory_model != "stored":
             return part
         return part._replace(forward=part.stored, backward=part.stored)
-
-
-def full_policy(model: ModelGraph) -> Policy:
-    """Re-running whole layers, with their input kept as the framework keeps it."""
-    gathered = model.context.kernel("full_input") == "replicated"
-    return parse_policy("full", layers=1, full_boundary="replicated" if gathered else "own")
-
-
-def _distinct_names(model: ModelGraph) -> dict[int, str]:
-    """A name for each kind of layer; kinds of one label are numbered."""
-    labels = [run.kind.label for run in model.kinds]
-    names: dict[int, str] = {}
-    for index, run in enumerate(model.kinds):
-        label = run.kind.label
-        place = labels[: index + 1].count(label)
-        names[id(run.graph)] = label if labels.count(label) == 1 else f"{label} {place}"
-    return names

@@ -106,7 +106,7 @@ class Rivals:
 
     def policy(self, name: str) -> Policy:
         """The policy called ``name``, for the run."""
-        return self.planner.memory.named(name)
+        return self.planner.staged.policy(name)
 
     def single(self, name: str, budget: int) -> Fit:
         """One policy on every layer of every stage; segments and blocks of layers are allowed."""

@@ -12,20 +12,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import gcd
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from actcalc.layers.core.algebra import ONE
 from actcalc.layers.core.context import whole
 from actcalc.layers.core.graph import Graph, Op
 from actcalc.layers.model import ModelGraph
 from actcalc.policy.outcome import LayerOutcome, layer_outcome
-from actcalc.policy.rules import MODULES, NONE, Policy
+from actcalc.policy.rules import NONE, Policy
+from actcalc.run.staged import StagedRun
 from actcalc.solve.options import Option, OptionSet
 from actcalc.solve.problem import LIMIT, PlanLayer, PlanOp
 from actcalc.solve.segments import Chain
-
-if TYPE_CHECKING:
-    from actcalc.specs.device import Device
+from actcalc.specs.recompute import MODULES
 
 Unit = Literal["seconds", "flops"]
 
@@ -65,17 +64,16 @@ class Costs:
         return cost // self.scale * self.flops_unit
 
 
-def costs_of(model: ModelGraph, device: Device | None) -> Costs:
-    """Costs of every op in seconds on ``device``, else in FLOPs.
+def costs_of(staged: StagedRun) -> Costs:
+    """Costs of every op in seconds on the run's device, else in FLOPs.
 
     Raises ``SpecError`` where the device has no known peak for the run's precision.
     """
-    graphs = [run.graph for run in model.kinds]
-    if device is not None:
-        from actcalc.cost.rates import rates_of
-        from actcalc.cost.roofline import Roofline
+    graphs = [run.graph for run in staged.kinds]
+    if staged.run.device is not None:
+        from actcalc.cost.roofline import roofline_of
 
-        roofline = Roofline(model, rates_of(device, model.context.workload.precision))
+        roofline = roofline_of(staged)
         return Costs(
             "seconds",
             {
@@ -83,7 +81,7 @@ def costs_of(model: ModelGraph, device: Device | None) -> Costs:
                 for g in graphs
             },
         )
-    return _flops(model, graphs)
+    return _flops(staged.graph, graphs)
 
 
 def _flops(model: ModelGraph, graphs: Sequence[Graph]) -> Costs:
@@ -183,7 +181,7 @@ def outcome_of(graph: Graph, stored: Iterable[str], again: Iterable[str]) -> Lay
 def policy_option(model: ModelGraph, graph: Graph, costs: Costs, policy: Policy) -> Option:
     """One layer under ``policy``: bytes stored and brought back, cost of what runs again."""
     outcome = layer_outcome(model, graph, policy)
-    size = outcome.sizes(model.sizes)
+    size = outcome.sizes(model)
     return Option(
         size.stored,
         size.restored,
@@ -199,11 +197,11 @@ def wrapped_modules(model: ModelGraph, graph: Graph) -> tuple[str, ...]:
     wrapper keeps what the next op saved of it.
     """
     tags = {tag for op in graph.ops for tag in op.modules}
-    plain = model.context.kernel("layer") == "hub"
+    discards = model.context.framework.discards_outputs
     return tuple(
         name
         for name, module in MODULES.items()
-        if module.tag in tags and not (plain and module.discards_output)
+        if module.tag in tags and (discards or not module.discards_output)
     )
 
 

@@ -120,8 +120,8 @@ class RunPlanner(RunStages):
         whole = self.laid(stages[0], self.full).cost
         policies = [] if proven else list(self.policies)
         if cost is None or whole < cost:
-            policies.append(self.memory.named("sqrt"))
-            policies += [self.memory.named(f"uniform:{n}") for n in range(2, longest + 1)]
+            policies.append(self.staged.policy("sqrt"))
+            policies += [self.staged.policy(f"uniform:{n}") for n in range(2, longest + 1)]
         fitting = []
         for policy in policies:
             every = [self.laid(stage, policy) for stage in stages]
@@ -201,7 +201,7 @@ class RunPlanner(RunStages):
         longest = max(len(graphs) for stage in stages for graphs in stage.graphs)
         names = ("sqrt", *(f"uniform:{n}" for n in range(2, longest + 1)))
         return min(
-            max(self.laid(stage, self.memory.named(name)).peak for stage in stages)
+            max(self.laid(stage, self.staged.policy(name)).peak for stage in stages)
             for name in names
         )
 

@@ -12,9 +12,6 @@ MemoryModel = Literal["stored", "stored+working", "timeline"]
 Semantics = Literal["minimal", "module"]
 Method = Literal["optimal", "sqrt", "greedy"]
 
-PER_OP_FRAMEWORK = "torchtitan"
-"""The framework that has the policy ``op``, by default (SelectiveAC.Config)."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSettings:

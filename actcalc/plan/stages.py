@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from actcalc.layers.core.graph import Graph
-from actcalc.policy.rules import NONE, Policy
 from actcalc.solve.plans import PlanGroup
 from actcalc.solve.stage import Gpu, Held
 
@@ -79,14 +78,6 @@ class Laid(NamedTuple):
     """What the stage holds beside; without segments of layers, :attr:`Stage.gpu`."""
     cost: int
     peak: int
-
-
-def of_layer(policy: Policy, position: int) -> Policy:
-    """The policy of one layer by its place in its chunk: block and every-nth leave some alone."""
-    skipped = (policy.block is not None and position >= policy.block) or (
-        policy.every > 1 and (position + 1) % policy.every
-    )
-    return NONE if skipped else policy
 
 
 def units_of(groups: Sequence[PlanGroup], stage: Stage) -> list[tuple[PlanGroup, int]]:

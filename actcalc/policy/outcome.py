@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from actcalc.layers.core.algebra import ONE, Expr, total
-from actcalc.layers.core.graph import Graph, Op, size_of
+from actcalc.layers.core.algebra import ONE, Expr
+from actcalc.layers.core.graph import Graph, Op
 from actcalc.layers.model import ModelGraph
 from actcalc.policy.rules import Policy, discarded, executed, per_op_stored, rerun_ops, stored
 
@@ -51,21 +50,24 @@ class LayerOutcome:
         """What stays from forward to backward, as one expression in bytes."""
         return self.graph.bytes_of(self.stored) * self.copies
 
-    def sizes(self, sizes: Mapping[str, int]) -> LayerBytes:
-        """Its bytes at ``sizes``, each the sum of its leaves."""
-        tensors = self.graph.tensors
-        kept = (tensors[name].bytes * self.copies for name in self.stored)
+    def sizes(self, model: ModelGraph) -> LayerBytes:
+        """Its bytes at the sizes of the run, each the sum of its leaves."""
+        size = model.tensor_bytes[self.graph]
+        own = set(self.own)
+        stored = sum(size[name] for name in self.stored)
+        inside = sum(size[name] for name in self.stored if name in own)
+        if self.copies != ONE:
+            tensors = self.graph.tensors
+            whole = {
+                n: int((tensors[n].bytes * self.copies).value(model.sizes)) for n in self.stored
+            }
+            stored = sum(whole.values())
         return LayerBytes(
-            stored=sum(int(size.value(sizes)) for size in kept),
-            restored=int(size_of(self.graph, self.restored, sizes)),
-            saved=int(size_of(self.graph, self.own, sizes)),
-            kept=int(size_of(self.graph, (n for n in self.stored if n in self.own), sizes)),
+            stored=stored,
+            restored=sum(size[name] for name in self.restored),
+            saved=sum(size[name] for name in own),
+            kept=inside,
         )
-
-    @property
-    def rerun_flops(self) -> Expr:
-        """Forward FLOPs run again, on one rank."""
-        return total(op.flops for op in self.rerun)
 
 
 def layer_outcome(model: ModelGraph, graph: Graph, policy: Policy) -> LayerOutcome:
@@ -84,7 +86,7 @@ def layer_outcome(model: ModelGraph, graph: Graph, policy: Policy) -> LayerOutco
     if policy.whole and policy.boundary == "split" and not context.layout.sp:
         copies = ONE / context.t
     restored = tuple(n for n in graph.saved if n not in graph.shared and n not in kept)
-    early = context.kernel("rerun") == "early_stop"
+    early = context.framework.early_stop
     return LayerOutcome(
         graph=graph,
         stored=kept,

@@ -9,52 +9,15 @@ save of its products: they are made again before backward needs them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from actcalc.errors import SpecError
 from actcalc.layers.core.graph import Graph, Op
+from actcalc.specs.recompute import ALIASES, MODULES
 
 Boundary = Literal["replicated", "own", "split"]
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Module:
-    """A recompute module: its tag on ops, whether its output is discarded, where that is from."""
-
-    tag: str
-    discards_output: bool
-    about: str
-    source: str
-
-
-_MCORE = "Megatron-Core transformer_config.py recompute_modules"
-
-MODULES: Mapping[str, Module] = {
-    "core_attn": Module(
-        "core_attn",
-        False,
-        "the attention core: scores, softmax, dropout, weighted values",
-        f"Korthikanti et al. 2022 section 5; {_MCORE}",
-    ),
-    "attention": Module(
-        "attention",
-        False,
-        "the attention block from its projections to its output",
-        "attention-only checkpointing, torch.utils.checkpoint around the attention module",
-    ),
-    "mlp": Module("mlp", False, "the dense feed-forward", _MCORE),
-    "layernorm": Module("layernorm", True, "the norms before attention and feed-forward", _MCORE),
-    "moe": Module("moe", False, "the whole mixture-of-experts layer", _MCORE),
-    "moe_act": Module("moe_act", True, "the experts' activation function", _MCORE),
-    "mla_up_proj": Module(
-        "mla_up_proj", True, "up-projections and rotary position of latent attention", _MCORE
-    ),
-    "shared_experts": Module("shared_experts", False, "the shared experts", _MCORE),
-}
-
-ALIASES: Mapping[str, str] = {"selective": "core_attn", "ffn": "mlp", "norm": "layernorm"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -62,8 +25,9 @@ class Policy:
     """What is re-run: nothing, modules of each layer, or whole layers in segments.
 
     ``modules`` are the re-run modules of every layer. ``whole`` re-runs layers whole, ``segment``
-    consecutive layers from one stored input; ``block`` limits that to the first so many layers of
-    a pipeline chunk (the rest store everything); ``every`` to each so-manieth layer. ``boundary``
+    consecutive layers of a pipeline chunk from one stored input (None: √n of a chunk's n layers,
+    Chen et al. 2016); ``block`` limits that to the first so many layers of a chunk (the rest store
+    everything); ``every`` to each so-manieth layer of a chunk. ``boundary``
     says how the layer input is kept: ``own`` as the layer gets it (split under sequence
     parallelism), ``replicated`` on every tensor-parallel rank, ``split`` over them (Megatron's
     ``distribute_saved_activations``, without sequence parallelism). ``per_op`` re-runs all but
@@ -73,12 +37,37 @@ class Policy:
     name: str
     modules: tuple[str, ...] = ()
     whole: bool = False
-    segment: int = 1
+    segment: int | None = 1
     block: int | None = None
     boundary: Boundary = "own"
     every: int = 1
     per_op: bool = False
-    note: str = ""
+
+    @property
+    def segmented(self) -> bool:
+        """Whether several layers are re-run from one stored input."""
+        return self.segment != 1
+
+    @property
+    def count(self) -> int:
+        """The number of layers in its name (uniform:N, block:N, every:N); else 1."""
+        return max(self.segment or 1, self.block or 1, self.every)
+
+    def segments(self, chunk: range) -> Iterator[range]:
+        """A chunk's layers cut into those that are stored, and re-run, together."""
+        length = self.segment
+        if length is None:
+            length = -(-len(chunk) // max(1, round(len(chunk) ** 0.5)))
+        for start in range(chunk.start, chunk.stop, max(1, length)):
+            yield range(start, min(start + length, chunk.stop))
+
+    def of_layer(self, position: int) -> Policy:
+        """What holds for one layer of a chunk, counted from 0: block and every leave some alone."""
+        if self.block is not None and position >= self.block:
+            return NONE
+        if self.every > 1 and (position + 1) % self.every:
+            return NONE
+        return self
 
 
 NONE = Policy("none")
@@ -98,12 +87,11 @@ NAMES = (
 _COUNTED = r"(uniform|block|every):(\d{1,6})"
 
 
-def parse_policy(text: str, *, layers: int, full_boundary: Boundary = "own") -> Policy:
+def parse_policy(text: str, *, full_boundary: Boundary = "own") -> Policy:
     """Return the policy called ``text``; combinations of modules are joined with ``+``.
 
-    ``layers`` is the number of consecutive layers that segments are cut from (one pipeline
-    chunk); ``full_boundary`` is how the framework keeps the input of a fully re-run layer.
-    Raises ``SpecError`` for an unknown name.
+    ``full_boundary`` is how the framework keeps the input of a fully re-run layer. Raises
+    ``SpecError`` for an unknown name, or a number of layers below 1.
     """
     name = text.strip()
     if name == "none":
@@ -115,11 +103,10 @@ def parse_policy(text: str, *, layers: int, full_boundary: Boundary = "own") -> 
     if name == "op":
         return Policy(name, per_op=True)
     if name == "sqrt":
-        segments = max(1, round(layers**0.5))
-        return Policy(name, whole=True, segment=-(-layers // segments))
+        return Policy(name, whole=True, segment=None, boundary=full_boundary)
     counted = re.fullmatch(_COUNTED, name) if ":" in name else None
     if counted:
-        return _counted(name, counted[1], int(counted[2]), layers, full_boundary)
+        return _counted(name, counted[1], int(counted[2]), full_boundary)
     modules: list[str] = []
     for word in name.split("+"):
         module = ALIASES.get(word.strip(), word.strip())
@@ -136,12 +123,9 @@ def parse_policy(text: str, *, layers: int, full_boundary: Boundary = "own") -> 
     return Policy(name, modules=tuple(modules))
 
 
-def _counted(name: str, method: str, count: int, layers: int, boundary: Boundary) -> Policy:
-    if count < 1 or count > layers:
-        raise SpecError(
-            f"policy {name!r}: {count} is not between 1 and the {layers} layers of a stage",
-            f"use 1 to {layers}",
-        )
+def _counted(name: str, method: str, count: int, boundary: Boundary) -> Policy:
+    if count < 1:
+        raise SpecError(f"policy {name!r}: {count} is no number of layers", "count from 1")
     if method == "uniform":
         return Policy(name, whole=True, segment=count, boundary=boundary)
     if method == "block":
@@ -191,14 +175,10 @@ def stored(graph: Graph, rerun: Iterable[Op], dropped: frozenset[str]) -> tuple[
     """
     again = {op.name for op in rerun}
     made = {name for op in graph.ops if op.name in again for name in op.outputs}
-    kept: dict[str, None] = {}
+    kept: set[str] = set()
     for op in graph.ops:
-        if op.name in again:
-            kept.update(dict.fromkeys(name for name in op.inputs if name not in made))
-        else:
-            kept.update(dict.fromkeys(name for name in op.saves if name not in dropped))
-    order = {name: index for index, name in enumerate(graph.tensors)}
-    return tuple(sorted((n for n in kept if n not in graph.shared), key=order.__getitem__))
+        kept |= set(op.inputs) - made if op.name in again else set(op.saves) - dropped
+    return tuple(name for name in graph.tensors if name in kept and name not in graph.shared)
 
 
 def executed(graph: Graph, rerun: tuple[Op, ...], *, early_stop: bool) -> tuple[Op, ...]:

@@ -19,7 +19,7 @@ def breakdown_sheets(result: Breakdown, units: str) -> list[Sheet]:
         kind = "layer" if len(result.layers) == 1 else f"{total.layer} layer"
         sheets.append(
             _sheet(
-                f"{result.model['name']}: what one {kind} keeps ({result.policy}), per GPU",
+                f"{result.title}: what one {kind} keeps ({result.policy}), per GPU",
                 own,
                 units,
                 above=inputs if index == 0 else (),

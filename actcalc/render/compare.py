@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from actcalc.answers.compare import Comparison
+from actcalc.render.names import distinct_names
 from actcalc.render.sheet import Column, Row, Sheet, bytes_column, share_column
 from actcalc.render.training import extra_words
 from actcalc.render.units import count, digits, percent, size
@@ -47,7 +48,7 @@ def compare_sheets(result: Comparison, units: str) -> list[Sheet]:
     notes = [f"{p.policy} {p.note}" for p in policies if p.note]
     return [
         Sheet(
-            title=f"{result.model['name']}: activations kept for backward, per GPU",
+            title=f"{result.title}: activations kept for backward, per GPU",
             columns=columns,
             rows=rows,
             above=_inputs(result),
@@ -167,8 +168,9 @@ def _grown(result: Comparison) -> tuple[str, ...]:
 
 def model_sheets(results: Sequence[Comparison], units: str) -> list[Sheet]:
     """The same policies for several models: what they store and, with a device, what they cost."""
-    pairs = [(result, policy) for result in results for policy in result.policies]
-    stored = [policy.stored_bytes for _, policy in pairs]
+    names = distinct_names(results)
+    pairs = [(n, r, policy) for n, r in zip(names, results, strict=True) for policy in r.policies]
+    stored = [policy.stored_bytes for _, _, policy in pairs]
     columns = [
         Column("model", "model", align="left"),
         Column("policy", "policy", align="left"),
@@ -186,8 +188,8 @@ def model_sheets(results: Sequence[Comparison], units: str) -> list[Sheet]:
     else:
         columns.append(share_column("recompute_forward_ratio", "re-run:\nof fwd"))
     rows = []
-    for result, p in pairs:
-        values: list[Any] = [result.model["name"], p.policy, p.stored_bytes, p.saved_ratio]
+    for name, result, p in pairs:
+        values: list[Any] = [name, p.policy, p.stored_bytes, p.saved_ratio]
         if timed:
             values += [
                 p.largest_micro_batch,
@@ -204,8 +206,8 @@ def model_sheets(results: Sequence[Comparison], units: str) -> list[Sheet]:
             title=f"recompute policies of {len(results)} models{where}",
             columns=tuple(columns),
             rows=tuple(rows),
-            above=tuple(f"{r.model['name']}: {_short(r)}" for r in results),
-            below=tuple(_best(result) for result in results) if timed else (),
+            above=tuple(f"{n}: {_short(r)}" for n, r in zip(names, results, strict=True)),
+            below=tuple(map(_best, names, results)) if timed else (),
             notes=(
                 ("Batch is the largest micro-batch that fits; time and throughput are at it.",)
                 if timed
@@ -224,13 +226,13 @@ def _short(result: Comparison) -> str:
     )
 
 
-def _best(result: Comparison) -> str:
+def _best(name: str, result: Comparison) -> str:
     known = [p for p in result.policies if p.largest_samples_per_second]
     if not known:
-        return f"{result.model['name']}: no policy fits, not even one sequence."
+        return f"{name}: no policy fits, not even one sequence."
     best = max(known, key=lambda p: p.largest_samples_per_second or 0.0)
     return (
-        f"{result.model['name']}: {best.policy} has the highest throughput, "
+        f"{name}: {best.policy} has the highest throughput, "
         f"{digits(best.largest_samples_per_second or 0.0)} sequences/s at micro-batch "
         f"{best.largest_micro_batch}."
     )
@@ -311,7 +313,7 @@ def _inputs(result: Comparison) -> tuple[str, ...]:
 
 
 def _schedule(result: Comparison) -> str:
-    return "interleaved" if result.layout["vpp"] > 1 else "1F1B"
+    return result.layout["schedule"] or ("interleaved" if result.layout["vpp"] > 1 else "1F1B")
 
 
 def _optimum(result: Comparison, units: str) -> tuple[str, ...]:
@@ -374,7 +376,7 @@ def side_by_side(results: Sequence[Comparison], units: str) -> list[Sheet]:
     )
     return [
         Sheet(
-            title=f"{first.model['name']}: activations kept for backward, per GPU, by profile",
+            title=f"{first.title}: activations kept for backward, per GPU, by profile",
             columns=tuple(columns),
             rows=tuple(rows),
             above=above,

@@ -6,12 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
 
-from actcalc.memory.report import LimitFigure, MemoryReport, StageFigure
+from actcalc.answers.memory import MemoryReport
+from actcalc.memory.limits import LimitFigure
+from actcalc.memory.stage import StageFigure
 from actcalc.render.compare import run_lines
+from actcalc.render.names import distinct_names
 from actcalc.render.sheet import Column, Row, Sheet, bytes_column
 from actcalc.render.training import training_lines
 from actcalc.render.units import count, digits, scale, size
-from actcalc.specs.layout import chunk_count
+from actcalc.specs.schedules import SCHEDULES
 
 _PARTS: tuple[tuple[str, str, Callable[[StageFigure], int]], ...] = (
     ("weights_bytes", "weights", lambda s: s.weights_bytes),
@@ -70,9 +73,9 @@ def memory_sheets(result: MemoryReport, units: str) -> list[Sheet]:
     rows = [Row(record(same[0], _named(same))) for same in folded]
     return [
         Sheet(
-            title=f"{result.model['name']}: memory of one GPU per pipeline stage"
+            title=f"{result.title}: memory of one GPU per pipeline stage"
             if many
-            else f"{result.model['name']}: memory of one GPU",
+            else f"{result.title}: memory of one GPU",
             columns=columns,
             rows=tuple(rows),
             records=tuple(record(stage, stage.stage) for stage in stages),
@@ -110,7 +113,8 @@ def _below(result: MemoryReport, units: str) -> tuple[str, ...]:
 
 def _held(result: MemoryReport) -> str:
     """What the column of held activations counts."""
-    chunks = chunk_count(result.schedule, result.layout["vpp"])
+    row = SCHEDULES.get(result.schedule)  # none without a pipeline
+    chunks = row.chunk_count(result.layout["vpp"]) if row else 1
     if chunks == 1:
         return "held: micro-batches in flight."
     return f"held: activations in flight, of one micro-batch on one of the stage's {chunks} chunks."
@@ -175,11 +179,7 @@ def two_sheets(first: MemoryReport, second: MemoryReport, units: str) -> list[Sh
     figures = [figure for figure in figures if figure[1] or figure[2]]
     figures.append(("total", one.total_bytes, two.total_bytes))
     every = [value for _, a, b in figures for value in (a, b, b - a)]
-    names = [_title(first), _title(second)]
-    if names[0] == names[1] and first.framework != second.framework:
-        names = [f"{result.model['name']} {result.framework}" for result in (first, second)]
-    if names[0] == names[1]:
-        names = [f"{names[0]} (1)", f"{names[1]} (2)"]
+    names = distinct_names((first, second))
     titles = dict(
         zip(
             ("first_bytes", "second_bytes", "difference_bytes"), (*names, "difference"), strict=True
@@ -231,8 +231,3 @@ def _both_notes(names: list[str], results: tuple[MemoryReport, MemoryReport]) ->
         if note not in alike
     ]
     return (*alike, *own)
-
-
-def _title(result: MemoryReport) -> str:
-    name: str = result.model["name"]
-    return name

@@ -63,7 +63,7 @@ def mfu_sheets(result: Utilisation) -> list[Sheet]:
     counted = "all s x s scores" if result.counting == "full" else "scores below the diagonal"
     record = _record(result)
     sheet = Sheet(
-        title=f"{result.model['name']}: utilisation of {result.gpus} x {result.device['name']}",
+        title=f"{result.title}: utilisation of {result.gpus} x {result.device['name']}",
         columns=(
             Column("quantity", "quantity", align="left"),
             Column("value", "value", four),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from actcalc.errors import SpecError
 from actcalc.specs import Layout, Workload
-from actcalc.specs.layout import TWO_CHUNKS
+from actcalc.specs.schedules import SCHEDULES
 
 Chunks = tuple[range, ...]
 Ends = tuple[bool, bool]
@@ -45,49 +45,31 @@ def ends(layout: Layout) -> tuple[tuple[Ends, ...], ...]:
 
 def _slices(layout: Layout) -> tuple[tuple[int, ...], ...]:
     """For each stage the slices of the model that its chunks hold, counted in model order."""
-    stages = range(layout.pp)
-    if layout.pipeline not in TWO_CHUNKS:
-        return tuple(
-            tuple(chunk * layout.pp + stage for chunk in range(layout.vpp)) for stage in stages
-        )
-    from actcalc.run.schedule import chunks_per_stage, slice_of
-
-    chunks = range(chunks_per_stage(layout.pipeline, layout.vpp))
+    schedule, chunks = SCHEDULES[layout.pipeline], range(layout.chunks)
     return tuple(
-        tuple(slice_of(layout.pipeline, layout.pp, stage, chunk, layout.vpp) for chunk in chunks)
-        for stage in stages
+        tuple(schedule.place(layout.pp, stage, chunk) for chunk in chunks)
+        for stage in range(layout.pp)
     )
 
 
 def microbatches(layout: Layout, workload: Workload) -> int:
-    """Microbatches each replica runs per step; without a global batch enough to fill the pipeline.
+    """Micro-batches each replica runs per step; without a global batch enough to fill the pipeline.
 
-    ``pp`` microbatches fill every schedule here (2·pp for DualPipe, whose two streams each need
-    pp).
+    ``pp`` fill every schedule but those that need more (2·pp: DualPipe). An interleaved pipeline's
+    first stage holds 2(p - 1) + (v - 1)g + 1 chunks when it is full: as many micro-batches as that
+    takes, in whole groups of g (Megatron-Core ``schedules.py`` get_pp_rank_microbatches).
     """
     if workload.global_batch:
         return workload.global_batch // (workload.micro_batch * layout.dp)
-    return layout.pp * (2 if layout.pipeline.startswith("dualpipe") else 1)
+    pp, schedule = layout.pp, SCHEDULES[layout.pipeline]
+    if schedule.grouped:
+        group = layout.microbatch_group or pp
+        chunks = 2 * (pp - 1) + (layout.vpp - 1) * group + 1
+        return group * -(-chunks // (layout.vpp * group))
+    return pp * max(1, schedule.least)
 
 
-def held(layout: Layout, count: int) -> tuple[tuple[int, ...], ...]:
-    """For each stage and each of its chunks: microbatches whose activations it holds at its peak.
-
-    Counted by running the schedule, see :mod:`actcalc.run.schedule`.
-    """
-    if layout.pp == 1:
-        return ((1,) * layout.vpp,)
-    from actcalc.run.schedule import in_flight_by_chunk
-
-    group = layout.microbatch_group
-    moments = in_flight_by_chunk(layout.pipeline, layout.pp, count, layout.vpp, group=group)
-    return tuple(
-        tuple(a + w for a, w in zip(moment.activations, moment.stashes, strict=True))
-        for moment in moments
-    )
-
-
-def plain_moments(schedule: str, pp: int, count: int, stage: int) -> Iterator[tuple[str, int]]:
+def plain_work(schedule: str, pp: int, count: int, stage: int) -> Iterator[tuple[str, int]]:
     """The kinds of work of a stage with one chunk, each with the micro-batches it holds meanwhile.
 
     Runs the order of 1F1B (warm-up forwards, one forward and one backward in turn, the rest of

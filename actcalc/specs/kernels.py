@@ -35,8 +35,6 @@ class KernelOptions(Spec):
     """A fused SwiGLU keeps its input in fp8."""
     use_fused_weighted_squared_relu: bool = False
     """Experts' squared ReLU and routing weights are one kernel, which keeps its inputs."""
-    bias_dropout_fusion: bool = True
-    """Fuse bias, dropout and residual addition; it keeps the same mask either way."""
     moe_grouped_gemm: Literal["auto", "on", "off"] = "auto"
     """Run all local experts as one grouped product; auto: only with Transformer Engine."""
     moe_token_dispatcher_type: Literal["alltoall", "allgather"] = "alltoall"
@@ -45,8 +43,6 @@ class KernelOptions(Spec):
     """Element type of router logits; auto is that of the activations."""
     moe_router_load_balancing_type: LoadBalancing = "auto"
     """Load-balancing loss; auto: per sequence for sigmoid routers, else per micro-batch."""
-    moe_router_pre_softmax: Literal["auto", "on", "off"] = "auto"
-    """Softmax over all experts before top-k instead of over the chosen ones; auto: the model's."""
     cross_entropy_loss_fusion: bool = False
     """Fuse the vocabulary-parallel cross-entropy; what it keeps follows from the next field."""
     cross_entropy_fusion_impl: Literal["native", "te"] = "native"

@@ -25,6 +25,13 @@ class Run:
     policies: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     training: Training = field(default_factory=Training)
+    title: str = ""
+    """What the user calls this run (a run file's ``title``); empty: the model's name."""
+
+    @property
+    def name(self) -> str:
+        """What tables call the run: its title, else the model's name."""
+        return self.title or self.model.name
 
 
 def __getattr__(name: str) -> Any:

@@ -12,8 +12,7 @@ from actcalc.cost.flops import (
     rerun_flops,
 )
 from actcalc.io.runs import load_run
-from actcalc.layers.model import model_graph
-from actcalc.policy.rules import parse_policy
+from actcalc.run.staged import StagedRun
 
 # Forward FLOPs by PyTorch's FLOP counter over the models of transformers 5.24, eager attention.
 RECORDED = [
@@ -23,11 +22,16 @@ RECORDED = [
 ]
 
 
-def graph_of(name, framework="paper", model=None, layout=None, **workload):
-    run = load_run(
-        name, framework=framework, model=model or {}, workload=workload, layout=layout or {}
+def staged_of(name, framework="paper", model=None, layout=None, **workload):
+    return StagedRun(
+        load_run(
+            name, framework=framework, model=model or {}, workload=workload, layout=layout or {}
+        )
     )
-    return model_graph(run.model, run.layout, run.workload, run.framework)
+
+
+def graph_of(*args, **changes):
+    return staged_of(*args, **changes).graph
 
 
 @pytest.mark.parametrize(("name", "batch", "seq", "flops"), RECORDED)
@@ -75,25 +79,25 @@ def test_moe_counts_active_experts():
 
 
 def test_hardware_flops_of_full_recompute():
-    graph = graph_of("gpt-22b")
-    full = parse_policy("full", layers=48)
-    assert rerun_flops(graph, full) == layers_forward_flops(graph)
-    hardware = hardware_flops(graph, full)
+    staged = staged_of("gpt-22b")
+    graph, full = staged.graph, staged.full
+    assert rerun_flops(staged, full) == layers_forward_flops(graph)
+    hardware = hardware_flops(staged, full)
     assert hardware.flops == hardware.op_flops == model_flops(graph) + layers_forward_flops(graph)
     assert hardware.convention == "ops"
 
 
 def test_selective_uses_the_papers_equation_only_when_counting_in_full():
-    graph = graph_of("gpt-22b")
-    policy = parse_policy("selective", layers=48)
-    paper = hardware_flops(graph, policy)
+    staged = staged_of("gpt-22b")
+    policy = staged.policy("selective")
+    paper = hardware_flops(staged, policy)
     assert paper.convention == "paper"
     assert paper.flops > paper.op_flops
-    causal = hardware_flops(graph, policy, "causal")
+    causal = hardware_flops(staged, policy, "causal")
     assert causal.convention == "ops"
-    core = 4 * 2048 * 2048 * 6144 * 48 * graph.context.workload.micro_batch
-    assert rerun_flops(graph, policy) == core
-    assert rerun_flops(graph, policy, "causal") == core // 2
+    core = 4 * 2048 * 2048 * 6144 * 48 * staged.run.workload.micro_batch
+    assert rerun_flops(staged, policy) == core
+    assert rerun_flops(staged, policy, "causal") == core // 2
 
 
 # README of the data: torch's non-reentrant checkpoint leaves out each layer's last product.
@@ -102,6 +106,6 @@ def test_selective_uses_the_papers_equation_only_when_counting_in_full():
     [("llama-3-8b", 1, 4096, 0.240), ("gpt2-medium", 8, 1024, 0.291)],
 )
 def test_rerun_with_early_stop(name, batch, seq, extra):
-    graph = graph_of(name, "transformers", micro_batch=batch, seq=seq)
-    again = rerun_flops(graph, parse_policy("full", layers=graph.context.model.layers))
-    assert again / model_flops(graph) == pytest.approx(extra, abs=0.0005)
+    staged = staged_of(name, "transformers", micro_batch=batch, seq=seq)
+    again = rerun_flops(staged, staged.full)
+    assert again / model_flops(staged.graph) == pytest.approx(extra, abs=0.0005)

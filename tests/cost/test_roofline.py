@@ -8,15 +8,16 @@ from hypothesis import strategies as st
 
 from actcalc.cost.collective import bandwidth, collective_seconds
 from actcalc.cost.gemm import Product, gemm_seconds
+from actcalc.cost.kernels import beside
 from actcalc.cost.rates import parse_overrides, rates_of, shares_of
-from actcalc.cost.roofline import Roofline, beside
+from actcalc.cost.roofline import roofline_of
 from actcalc.cost.step import step_time
 from actcalc.errors import SpecError
 from actcalc.io import presets
 from actcalc.io.runs import load_device, load_run
 from actcalc.layers.core.graph import Collective
-from actcalc.layers.model import model_graph
 from actcalc.policy.rules import NONE, parse_policy
+from actcalc.run.staged import StagedRun
 
 A100 = rates_of(load_device("a100-80gb"), "bf16")
 sizes = st.integers(1, 20000)
@@ -95,14 +96,14 @@ MODELS = ("gpt2", "gpt-22b", "llama-3-8b", "mixtral-8x7b", "deepseek-v3", "gemma
 def test_policies_cost_what_they_run_again(name, framework):
     try:
         run = load_run(name, framework=framework, device="h100-80gb", workload={"micro_batch": 1})
-        graph = model_graph(run.model, run.layout, run.workload, run.framework)
+        staged = StagedRun(run)
     except SpecError:
         pytest.skip("the framework does not run this model")
-    roofline = Roofline(graph, rates_of(run.device, run.workload.precision))
-    for kind in graph.kinds:
+    roofline = roofline_of(staged)
+    for kind in staged.kinds:
         none = roofline.layer(kind.graph, NONE)
-        full = roofline.layer(kind.graph, parse_policy("full", layers=run.model.layers))
-        core = roofline.layer(kind.graph, parse_policy("selective", layers=run.model.layers))
+        full = roofline.layer(kind.graph, parse_policy("full"))
+        core = roofline.layer(kind.graph, parse_policy("selective"))
         assert none.rerun == 0
         assert full.forward == none.forward == core.forward
         assert none.backward <= core.backward < full.backward
@@ -117,10 +118,9 @@ def test_policies_cost_what_they_run_again(name, framework):
 @given(batches=st.integers(1, 64))
 def test_step_grows_with_microbatches(batches):
     run = load_run("gpt2", device="a100-80gb", layout={"pp": 4})
-    graph = model_graph(run.model, run.layout, run.workload, run.framework)
-    roofline = Roofline(graph, A100)
-    shorter = step_time(graph, NONE, roofline, count=batches)
-    longer = step_time(graph, NONE, roofline, count=batches + 1)
+    roofline = roofline_of(StagedRun(run))
+    shorter = step_time(NONE, roofline, count=batches)
+    longer = step_time(NONE, roofline, count=batches + 1)
     assert longer.total > shorter.total
     assert longer.bubble_ratio <= shorter.bubble_ratio + 1e-9
 
@@ -157,15 +157,3 @@ def test_overrides_replace_one_share():
     assert slow.matrix == pytest.approx(A100.matrix * 0.4 / A100.shares.gemm)
     assert slow.memory == pytest.approx(A100.memory * 0.5 / A100.shares.memory)
     assert slow.intra == A100.intra
-
-
-def test_a_device_may_state_its_own_efficiency():
-    from dataclasses import replace
-
-    from actcalc.specs.device import Efficiency
-
-    device = replace(load_device("a100-80gb"), efficiency=Efficiency(gemm=0.5))
-    shares, sources = shares_of(device)
-    assert shares.gemm == 0.5
-    assert "efficiency" in sources["gemm"]
-    assert shares.memory == A100.shares.memory

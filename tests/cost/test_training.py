@@ -6,34 +6,34 @@ import pytest
 
 from actcalc.answers.mfu import utilisation
 from actcalc.cost.optimizer import optimizer_time
-from actcalc.cost.rates import default_note, efficiency_presets, parse_overrides, rates_of
-from actcalc.cost.roofline import Roofline
+from actcalc.cost.rates import default_note, efficiency_presets, parse_overrides
+from actcalc.cost.roofline import roofline_of
 from actcalc.cost.step import step_time
 from actcalc.errors import SpecError
 from actcalc.io.runs import load_device, load_run
-from actcalc.layers.model import model_graph
 from actcalc.memory.states import parameters_of, states
 from actcalc.policy.rules import NONE
+from actcalc.run.staged import StagedRun
 from actcalc.specs.training import Training
 
 
 def parts(name="llama-3-8b", training=None, **changes):
     layout = {"dp": 1, **changes.pop("layout", {})}
     run = load_run(name, layout=layout, training=training, device="h100-80gb", **changes)
-    graph = model_graph(run.model, run.layout, run.workload, run.framework)
-    rates = rates_of(run.device, run.workload.precision, devices=run.layout.devices)
-    return run, graph, rates
+    staged = StagedRun(run)
+    return run, staged.graph, roofline_of(staged)
 
 
 def step(*args, count=4, efficiency=None, **changes):
-    run, graph, rates = parts(*args, **changes)
+    _, _, roofline = parts(*args, **changes)
     if efficiency:
-        rates = rates_of(run.device, run.workload.precision, efficiency)
-    return step_time(graph, NONE, Roofline(graph, rates, run.training), count=count)
+        roofline = roofline_of(roofline.staged, efficiency)
+    return step_time(NONE, roofline, count=count)
 
 
 def optimizer_bytes(training, **changes):
-    _, graph, rates = parts(training=training, **changes)
+    _, graph, roofline = parts(training=training, **changes)
+    rates = roofline.rates
     graphs = [run.graph for run in graph.runs for _ in range(run.count)]
     time = optimizer_time(
         graph, [*graphs, graph.embedding, graph.head], Training(**training), rates
@@ -78,7 +78,8 @@ def test_optimizers_differ_and_sharding_divides():
 
 
 def test_muon_does_five_newton_schulz_steps():
-    _, graph, rates = parts("gpt2")
+    _, graph, roofline = parts("gpt2")
+    rates = roofline.rates
     training = Training(optimizer="muon")
     layer = graph.runs[0].graph
     time = optimizer_time(graph, [layer], training, rates)
@@ -101,7 +102,8 @@ def test_offloaded_states_cost_their_transfers():
     plain = step(training={"recipe": "megatron"})
     away = step(training={"recipe": "megatron", "offload": "optimizer"})
     assert away.optimizer > plain.optimizer
-    run, graph, rates = parts(training={"offload": "optimizer"})
+    run, graph, roofline = parts(training={"offload": "optimizer"})
+    rates = roofline.rates
     host = optimizer_time(graph, [graph.runs[0].graph], run.training, rates).host
     assert host > 0
 
@@ -146,9 +148,8 @@ def test_collectives_wait_or_run_beside_the_products():
             workload={"micro_batch": 4, "kernels": kernels},
             device="a100-80gb",
         )
-        graph = model_graph(run.model, run.layout, run.workload, run.framework)
-        rates = rates_of(run.device, "bf16", devices=8)
-        return Roofline(graph, rates).layer(graph.runs[0].graph, NONE)
+        staged = StagedRun(run)
+        return roofline_of(staged).layer(staged.main.graph, NONE)
 
     usual = seconds()
     waits = seconds(async_tensor_model_parallel_allreduce=False)
@@ -167,9 +168,8 @@ def test_older_attention_kernels_are_slower():
 
 def test_sharded_ends_are_not_hidden():
     """The first gather and the last scatter of a micro-batch have nothing to run beside."""
-    run, graph, rates = parts(layout={"dp": 64, "zero": 3}, training={"recipe": "fsdp"})
-    roofline = Roofline(graph, rates, run.training)
-    found = step_time(graph, NONE, roofline, count=1)
+    _, graph, roofline = parts(layout={"dp": 64, "zero": 3}, training={"recipe": "fsdp"})
+    found = step_time(NONE, roofline, count=1)
     layers = sum(roofline.layer(one.graph, NONE).forward * one.count for one in graph.runs) + sum(
         roofline.ends(one).forward for one in (graph.embedding, graph.head)
     )

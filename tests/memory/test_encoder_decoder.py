@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from actcalc.answers.memory import memory_run
 from actcalc.errors import SpecError
 from actcalc.io import presets
 from actcalc.io.megatron.arguments import read_arguments
 from actcalc.io.runs import load_framework, load_run
 from actcalc.layers.core.context import whole
 from actcalc.layers.model import ModelGraph, model_graph, parameters
-from actcalc.memory.report import memory_run
 from actcalc.specs import Layout, Model, Workload
 
 SMALL: dict[str, Any] = {

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actcalc.answers.memory import memory_run
 from actcalc.errors import SpecError
 from actcalc.io.megatron.arguments import read_arguments
 from actcalc.io.runs import load_run
 from actcalc.memory.layerwise import dealt, packed
-from actcalc.memory.report import StageFigure, memory_run
+from actcalc.memory.stage import StageFigure
 
 
 def test_weights_are_dealt_back_and_forth() -> None:

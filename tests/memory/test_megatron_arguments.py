@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actcalc.answers.memory import memory_run
 from actcalc.errors import SpecError
 from actcalc.io.megatron.arguments import is_arguments, read_arguments
 from actcalc.io.runs import arguments_source, resolve
-from actcalc.memory.report import StageFigure, memory_run
+from actcalc.memory.stage import StageFigure
 from actcalc.specs import Layout
 
 BASE: dict[str, Any] = {

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actcalc.answers.memory import memory_run
 from actcalc.errors import SpecError
 from actcalc.io.megatron.arguments import read_arguments
 from actcalc.io.runs import arguments_source, load_run, resolve
 from actcalc.layers.core.graph import Graph
 from actcalc.memory.parts import Part
-from actcalc.memory.report import Evaluation, memory_run
+from actcalc.memory.stage import StageMemory
 from actcalc.policy.offload import Away, region
 from actcalc.specs.run import Run
 from actcalc.specs.training import OFFLOADABLE
@@ -52,7 +53,7 @@ def run(arguments: dict[str, Any], *modules: str, **more: Any) -> Run:
 
 
 def away(one: Run) -> Away:
-    work = Evaluation(one)
+    work = StageMemory.of(one)
     return work.timeline.away(1, work.places[0][0])
 
 
@@ -90,7 +91,7 @@ def test_every_op_has_a_copy_of_its_own_on_the_host() -> None:
     """The hooks see each save: the probabilities that softmax and product keep go twice."""
     found = away(run(LATENT, "core_attn"))
     assert [name for name in found.copied if name == "probs"] == ["probs", "probs"]
-    work = Evaluation(run(LATENT, "core_attn"))
+    work = StageMemory.of(run(LATENT, "core_attn"))
     # two scores, and q, k of 192 and v of 128 per head, made again but saved inside the module
     qkv = TOKENS * 16 * (192 + 192 + 128) * 2
     # the last of the 4 layers stays
@@ -108,7 +109,7 @@ def test_tensors_below_the_least_size_stay() -> None:
 
 def test_a_norm_fused_into_the_linear_layer_is_no_module() -> None:
     one = run(DENSE, "attn_norm", "mlp_norm", "expert_fc1", "moe_act")
-    assert not any(region(kind.graph, "attn_norm") for kind in Evaluation(one).graph.runs)
+    assert not any(region(kind.graph, "attn_norm") for kind in StageMemory.of(one).graph.runs)
     assert peak(one) == peak(run(DENSE))
     assert any("moves nothing" in note for note in memory_run(one).notes)
     assert "input" in away(run(DENSE, "qkv_linear")).leaving
@@ -120,7 +121,7 @@ def test_experts_one_after_another_have_no_hooks() -> None:
 
 
 def test_cross_attention_projects_in_its_own_modules() -> None:
-    kinds = Evaluation(load_run("t5-large", framework="megatron")).graph.kinds
+    kinds = StageMemory.of(load_run("t5-large", framework="megatron")).graph.kinds
     (graph,) = [kind.graph for kind in kinds if _crosses(kind.graph)]
     assert {op.name for op in region(graph, "attn_proj")} == {"out_proj", "cross_out_proj"}
     assert {"qkv", "cross_q", "cross_kv"} <= {op.name for op in region(graph, "qkv_linear")}
@@ -131,7 +132,7 @@ def _crosses(graph: Graph) -> bool:
 
 
 def test_the_last_layer_of_a_backward_that_follows_at_once_stays() -> None:
-    layers = [p for p in Evaluation(run(LATENT, "core_attn")).parts(0)[0] if p.first >= 0]
+    layers = [p for p in StageMemory.of(run(LATENT, "core_attn")).parts(0)[0] if p.first >= 0]
     assert [(p.count, p.host > 0) for p in layers] == [(3, True), (1, False)]
     assert layers[1].stored - layers[0].stored == SCORES
 
@@ -145,7 +146,7 @@ def test_between_backwards_of_a_pipeline_a_layer_is_back_already() -> None:
     size = TOKENS * 1024 * 2
 
     def forward(one: Run, stage: int) -> int:
-        return next(p.forward for p in Evaluation(one).parts(stage)[0] if p.first >= 0)
+        return next(p.forward for p in StageMemory.of(one).parts(stage)[0] if p.first >= 0)
 
     assert forward(off, 0) - forward(plain, 0) == size
     assert forward(off, 1) == forward(plain, 1)
@@ -155,10 +156,10 @@ def test_between_backwards_of_a_pipeline_a_layer_is_back_already() -> None:
 @settings(max_examples=25, deadline=None)
 def test_more_modules_store_no_more(modules: set[str]) -> None:
     """Stored bytes fall with every module, by no more than what is in host memory."""
-    work, plain = Evaluation(run(LATENT, *sorted(modules))), Evaluation(run(LATENT))
-    every = Evaluation(run(LATENT, *OFFLOADABLE))
+    work, plain = StageMemory.of(run(LATENT, *sorted(modules))), StageMemory.of(run(LATENT))
+    every = StageMemory.of(run(LATENT, *OFFLOADABLE))
 
-    def stored(one: Evaluation) -> int:
+    def stored(one: StageMemory) -> int:
         return sum(p.stored * p.count for p in one.parts(0)[0])
 
     assert stored(every) <= stored(work) < stored(plain)
@@ -175,7 +176,7 @@ def test_a_stage_whose_last_chunk_has_no_layers_is_asked_for_its_tensors() -> No
         "pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Et|t|tt|L",
     }  # fmt: skip
     one = run(LATENT, *OFFLOADABLE, **pipeline)
-    work = Evaluation(one)
+    work = StageMemory.of(one)
     assert [work.ahead(stage) for stage in (0, 1)] == [True, False]
     assert any("asks for it" in note for note in memory_run(one).notes)
     # asked for, only one copy of the scores is there beside their gradient
@@ -188,15 +189,17 @@ def test_a_module_that_ends_lets_a_group_of_the_layer_before_come() -> None:
     """When attention's backward is highest, the group of the norm behind it has come."""
 
     def highest(*modules: str) -> int:
-        return next(p.backward for p in Evaluation(run(LATENT, *modules)).parts(0)[0] if p.host)
+        return next(p.backward for p in StageMemory.of(run(LATENT, *modules)).parts(0)[0] if p.host)
 
     assert highest("core_attn", "mlp_norm") - highest("core_attn") == TOKENS * 1024 * 2
     assert highest("core_attn", "attn_norm") == highest("core_attn")
 
 
-def _in_16_bit(one: Run) -> Evaluation:
+def _in_16_bit(one: Run) -> StageMemory:
     kernels = one.workload.kernels.model_copy(update={"attention_softmax_in_fp32": False})
-    return Evaluation(replace(one, workload=one.workload.model_copy(update={"kernels": kernels})))
+    return StageMemory.of(
+        replace(one, workload=one.workload.model_copy(update={"kernels": kernels}))
+    )
 
 
 def test_what_an_op_asked_for_goes_with_it() -> None:
@@ -216,9 +219,9 @@ def test_what_an_op_asked_for_goes_with_it() -> None:
 
 def test_the_fused_softmax_writes_its_gradient_over_that_of_its_output() -> None:
     """Scores twice in backward; PyTorch's own softmax makes a third."""
-    fused = max(p.backward for p in Evaluation(run(LATENT)).parts(0)[0] if p.first >= 0)
+    fused = max(p.backward for p in StageMemory.of(run(LATENT)).parts(0)[0] if p.first >= 0)
     plain = run(LATENT, no_masked_softmax_fusion=True)
-    unfused = max(p.backward for p in Evaluation(plain).parts(0)[0] if p.first >= 0)
+    unfused = max(p.backward for p in StageMemory.of(plain).parts(0)[0] if p.first >= 0)
     assert 2 * SCORES <= fused < 3 * SCORES <= unfused
 
 
@@ -253,7 +256,7 @@ def test_offloaded_layers_leave_the_rest_at_any_time(count: int) -> None:
     """L - n layers are saved at the highest moment (Transformer Engine cpu_offload.py)."""
 
     def layers(one: Run) -> list[Part]:
-        return [p for p in Evaluation(one).parts(0)[0] if p.first >= 0]
+        return [p for p in StageMemory.of(one).parts(0)[0] if p.first >= 0]
 
     plain = layers(run(DENSE))[0]
     off = run(DENSE, cpu_offloading=True, cpu_offloading_num_layers=count)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actcalc.answers.memory import memory_run
 from actcalc.errors import SpecError
 from actcalc.io.runs import load_run
-from actcalc.memory.report import memory_run
 from actcalc.run.placement import ends, placement
 from actcalc.specs import Layout
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from actcalc.answers.memory import MemoryReport, memory_run
 from actcalc.errors import SpecError
 from actcalc.io.runs import load_run
-from actcalc.memory.report import MemoryReport, memory_run
 
 
 def report(name: str, **changes: Any) -> MemoryReport:

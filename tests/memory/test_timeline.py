@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actcalc.answers.memory import MemoryReport, memory_run
 from actcalc.io.runs import load_run
 from actcalc.memory.parts import first_gradients
-from actcalc.memory.report import Evaluation, MemoryReport, memory_run
-from actcalc.run.placement import plain_moments
+from actcalc.memory.stage import StageMemory
+from actcalc.run.placement import plain_work
 from actcalc.run.schedule import moments
 
 
@@ -49,7 +50,7 @@ def test_plain_orders_agree_with_the_schedules(
 ) -> None:
     stage = data.draw(st.integers(0, pp - 1))
     simulated = {(m.kind, m.held.total) for m in moments(schedule, pp, count, stage=stage)}
-    plain = set(plain_moments(schedule, pp, count, stage))
+    plain = set(plain_work(schedule, pp, count, stage))
     assert {max(n for k, n in plain if k == kind) for kind in "FB"} == {
         max(n for k, n in simulated if k == kind) for kind in "FB"
     }
@@ -69,8 +70,8 @@ def test_full_recompute_of_a_first_stage_peaks_while_a_layer_re_runs() -> None:
 def test_re_running_needs_at_least_what_the_layer_saves() -> None:
     """Transient of full recomputation: all that one layer keeps without it."""
     layout = {"tp": 8, "pp": 8, "sp": True}
-    none = Evaluation(load_run("gpt3-175b", layout=layout))
-    full = Evaluation(load_run("gpt3-175b", layout=layout, policies=("full-sharded",)))
+    none = StageMemory.of(load_run("gpt3-175b", layout=layout))
+    full = StageMemory.of(load_run("gpt3-175b", layout=layout, policies=("full-sharded",)))
     layer = none.parts(0)[0][1]
     again = full.parts(0)[0][1]
     assert again.backward >= layer.stored > again.stored
@@ -246,7 +247,7 @@ def test_leaves_sum_to_the_total_on_every_stage_of_every_schedule(
 
 @pytest.mark.parametrize("name", ["gemma-2-2b", "t5-base", "gpt2", "llama-3-8b"])
 def test_first_gradients_are_those_of_all_parameters_once(name: str) -> None:
-    work = Evaluation(load_run(name, framework="transformers"))
+    work = StageMemory.of(load_run(name, framework="transformers"))
     (parts,) = work.parts(0)
     made = sum(
         each * part.count + last

@@ -32,7 +32,7 @@ def test_per_op_is_the_policy_of_that_name() -> None:
     planner = llama()
     graph = planner.model.runs[0].graph
     own = per_op_option(planner, graph).option
-    policy = policy_option(planner.model, graph, planner.costs, parse_policy("op", layers=32))
+    policy = policy_option(planner.model, graph, planner.costs, parse_policy("op"))
     assert (own.stored, own.working, own.cost) == (policy.stored, policy.working, policy.cost)
 
 

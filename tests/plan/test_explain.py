@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from actcalc.answers.explain import memory as explain_memory
-from actcalc.answers.explain.terms import ALIASES, TERMS, explain_term, term_of
+from actcalc.answers.explain import peak, pipelines, states
+from actcalc.answers.explain.terms import TERMS, explain_term, term_of
 from actcalc.errors import SpecError
 from actcalc.io.runs import load_run
 from actcalc.run.schedule import in_flight
@@ -25,7 +25,10 @@ def numbers(text: str) -> list[int]:
     return [int(found.replace(",", "")) for found in re.findall(r"\d[\d,]*", text)]
 
 
-@pytest.mark.parametrize("term", sorted(explain_memory.EXPLAINERS))
+OF_MEMORY = sorted(term.name for part in (states, pipelines, peak) for term in part.TERMS)
+
+
+@pytest.mark.parametrize("term", sorted(TERMS))
 def test_every_term_reads_at_80_columns(cli: Cli, term: str) -> None:
     outcome = cli("explain", term)
     assert outcome.code == 0
@@ -38,7 +41,7 @@ def test_every_term_reads_at_80_columns(cli: Cli, term: str) -> None:
     assert document["source"]
 
 
-@pytest.mark.parametrize("term", sorted(explain_memory.EXPLAINERS))
+@pytest.mark.parametrize("term", OF_MEMORY)
 @pytest.mark.parametrize("model", ["gpt2", "mixtral-8x7b", "deepseek-v3", "bert-large"])
 def test_every_term_holds_for_other_models(term: str, model: str) -> None:
     own, other = load_run(model), load_run("gpt3-175b", layout={"tp": 8, "sp": True})
@@ -51,12 +54,11 @@ def test_every_term_holds_for_other_models(term: str, model: str) -> None:
 
 
 def test_names_lead_to_terms() -> None:
-    for word, key in {**ALIASES, **explain_memory.ALIASES}.items():
-        assert term_of(word) == key
-        assert key in TERMS
-    assert not set(ALIASES) & set(explain_memory.ALIASES)
-    assert not {**ALIASES, **explain_memory.ALIASES}.keys() & set(TERMS)
-    assert set(explain_memory.HEEDS) == set(explain_memory.EXPLAINERS)
+    words = [(word, term.name) for term in TERMS.values() for word in term.words]
+    for word, name in words:
+        assert term_of(word) == name
+    assert len(dict(words)) == len(words)
+    assert not dict(words).keys() & set(TERMS)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from actcalc.answers.memory import memory_run
 from actcalc.io.runs import load_run
-from actcalc.memory.report import memory_run
 from actcalc.plan.named import Rivals
 from actcalc.plan.planner import RunPlanner
 from actcalc.plan.settings import PlanSettings
@@ -61,7 +61,7 @@ def test_named_policies_have_the_peak_of_memory(run: Run) -> None:
     rivals = Rivals(planner)
     highest = []
     for name in NAMES:
-        policy = planner.memory.named(name)
+        policy = planner.staged.policy(name)
         stages = memory_run(replace(run, policies=(name,))).stages
         for stage, figure in zip(planner.stages, stages, strict=True):
             assert planner.laid(stage, policy).peak == figure.total_bytes

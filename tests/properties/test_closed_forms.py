@@ -16,8 +16,8 @@ from actcalc.specs import Layout, Model, Workload
 from tests.properties.strategies import gpt_runs
 
 PAPER = load_framework("paper")
-ATTENTION = parse_policy("selective", layers=1)
-FULL = parse_policy("full", layers=1, full_boundary="replicated")
+ATTENTION = parse_policy("selective")
+FULL = parse_policy("full", full_boundary="replicated")
 
 
 def paper_bytes(model: Model, layout: Layout, workload: Workload, *, selective: bool) -> Fraction:
@@ -42,9 +42,9 @@ def test_stored_bytes(run):
     model, layout, workload = run
     graph = model_graph(model, layout, workload, PAPER)
     layer = graph.runs[0].graph
-    none = layer_outcome(graph, layer, NONE).sizes(graph.sizes)
-    selective = layer_outcome(graph, layer, ATTENTION).sizes(graph.sizes)
-    full = layer_outcome(graph, layer, FULL).sizes(graph.sizes)
+    none = layer_outcome(graph, layer, NONE).sizes(graph)
+    selective = layer_outcome(graph, layer, ATTENTION).sizes(graph)
+    full = layer_outcome(graph, layer, FULL).sizes(graph)
     assert none.stored == paper_bytes(model, layout, workload, selective=False)
     assert selective.stored == paper_bytes(model, layout, workload, selective=True)
     assert full.stored == 2 * workload.tokens * model.hidden
@@ -77,7 +77,7 @@ def test_formula_evaluates_to_the_bytes(run):
     layer = graph.runs[0].graph
     outcome = layer_outcome(graph, layer, NONE)
     value = evaluate(outcome.stored_size.formula(), graph.sizes)
-    assert value == outcome.sizes(graph.sizes).stored
+    assert value == outcome.sizes(graph).stored
 
 
 def evaluate(formula: str, sizes: dict[str, int]) -> Fraction:

@@ -25,9 +25,9 @@ NAMES = ["none", "selective", "full", "full-sharded", "ffn", "attention", "norm"
 def test_leaves_sum_to_the_total(run, name):
     graph = model_graph(*run, PAPER)
     layer = graph.runs[0].graph
-    outcome = layer_outcome(graph, layer, parse_policy(name, layers=run[0].layers))
+    outcome = layer_outcome(graph, layer, parse_policy(name))
     found = leaves(graph, "layer", outcome)
-    assert sum(leaf.bytes for leaf in found) == outcome.sizes(graph.sizes).stored
+    assert sum(leaf.bytes for leaf in found) == outcome.sizes(graph).stored
     assert len({leaf.tensor for leaf in found}) == len(found)
 
 
@@ -38,8 +38,8 @@ def test_none_stores_most_and_full_least(run):
     layer = graph.runs[0].graph
 
     def stored(name: str) -> int:
-        policy = parse_policy(name, layers=run[0].layers)
-        return layer_outcome(graph, layer, policy).sizes(graph.sizes).stored
+        policy = parse_policy(name)
+        return layer_outcome(graph, layer, policy).sizes(graph).stored
 
     assert stored("none") >= stored("selective") >= stored("full-sharded")
     assert stored("none") >= stored("ffn") >= stored("full-sharded")
@@ -52,8 +52,8 @@ def test_none_stores_most_and_full_least(run):
 def test_kept_and_restored_make_the_whole(run, name):
     graph = model_graph(*run, PAPER)
     layer = graph.runs[0].graph
-    outcome = layer_outcome(graph, layer, parse_policy(name, layers=run[0].layers))
-    size = outcome.sizes(graph.sizes)
+    outcome = layer_outcome(graph, layer, parse_policy(name))
+    size = outcome.sizes(graph)
     assert size.kept + size.restored == size.saved
     assert outcome.rerun or size.restored == 0
 
@@ -62,12 +62,12 @@ def test_kept_and_restored_make_the_whole(run, name):
 @given(gpt_runs(), st.integers(2, 7), st.sampled_from(NAMES))
 def test_linear_in_the_micro_batch(run, factor, name):
     model, layout, workload = run
-    policy = parse_policy(name, layers=model.layers)
+    policy = parse_policy(name)
 
     def stored(batch: int) -> int:
         more = workload.model_copy(update={"micro_batch": batch})
         graph = model_graph(model, layout, more, PAPER)
-        return layer_outcome(graph, graph.runs[0].graph, policy).sizes(graph.sizes).stored
+        return layer_outcome(graph, graph.runs[0].graph, policy).sizes(graph).stored
 
     assert stored(factor * workload.micro_batch) == factor * stored(workload.micro_batch)
 
@@ -78,12 +78,12 @@ def test_segments_cover_each_layer_once(run, length):
     model = run[0]
     graph = model_graph(*run, PAPER)
     length = min(length, model.layers)
-    stage = StagePolicy(graph, parse_policy(f"uniform:{length}", layers=model.layers))
+    stage = StagePolicy(graph, parse_policy(f"uniform:{length}"))
     (chunks,) = placement(model.layers, Layout())
     segments = list(stage.segments(chunks[0]))
     assert [layer for segment in segments for layer in segment.layers] == list(range(model.layers))
     assert len(segments) == -(-model.layers // length)
-    one = layer_outcome(graph, graph.runs[0].graph, NONE).sizes(graph.sizes).saved
+    one = layer_outcome(graph, graph.runs[0].graph, NONE).sizes(graph).saved
     longest = max(segments, key=lambda segment: len(segment.layers))
     assert longest.restored_bytes < len(longest.layers) * one
 

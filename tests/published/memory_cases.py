@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from actcalc.answers.memory import MemoryReport, memory_run
 from actcalc.errors import SpecError
 from actcalc.io.megatron.arguments import read_arguments
 from actcalc.io.runs import Source, arguments_source, resolve, source
-from actcalc.memory.report import MemoryReport, memory_run
 from actcalc.specs.run import Run
 
 DATA = Path(__file__).resolve().parents[1] / "data"

@@ -25,11 +25,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from actcalc.cost.flops import hardware_flops
-from actcalc.cost.rates import parse_overrides, rates_of
-from actcalc.cost.roofline import Roofline
-from actcalc.cost.step import policy_of, step_time
+from actcalc.cost.rates import parse_overrides
+from actcalc.cost.roofline import roofline_of
+from actcalc.cost.step import step_time
 from actcalc.io.runs import Source, load_run, resolve
-from actcalc.layers.model import model_graph
+from actcalc.run.staged import StagedRun
 from actcalc.specs.device import Device
 from actcalc.specs.run import Run
 from actcalc.specs.validate import build
@@ -165,17 +165,15 @@ def run_of(row: Mapping[str, Any]) -> Run:
 
 def outcome(row: dict[str, Any]) -> Outcome:
     run = run_of(row)
-    graph = model_graph(run.model, run.layout, run.workload, run.framework)
-    policy = policy_of(run, graph)
-    devices = run.layout.devices
+    staged = StagedRun(run)
+    policy, devices = staged.only_policy, run.layout.devices
     shares = parse_overrides(facts_of(row).efficiency)
-    rates = rates_of(run.device, run.workload.precision, shares, devices=devices)
-    predicted = step_time(graph, policy, Roofline(graph, rates, run.training)).total
+    predicted = step_time(policy, roofline_of(staged, shares)).total
     measured = row.get("step_seconds")
     if measured is None:
         # These print hardware FLOPs: the re-run forward is counted.
         batches = row["global_batch"] / row["micro_batch"]
-        done = hardware_flops(graph, policy).op_flops * batches
+        done = hardware_flops(staged, policy).op_flops * batches
         measured = done / (row["tflops_per_gpu"] * 1e12 * devices)
     return Outcome(row, measured, predicted)
 

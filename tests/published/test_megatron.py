@@ -124,7 +124,7 @@ def stored(record: dict[str, Any], graph: ModelGraph) -> int:
             int(size_of(end, end.saved, graph.sizes)) for end in (graph.embedding, graph.head)
         )
     layers = range(graph.context.model.layers)
-    stage = StagePolicy(graph, parse_policy(policy_of(record), layers=len(layers)))
+    stage = StagePolicy(graph, parse_policy(policy_of(record)))
     kept = sum(segment.stored_bytes for segment in stage.segments(layers))
     if record["recompute"].endswith("+distribute_saved"):
         # distribute_saved_activations splits the stored input over the tensor-parallel group.
@@ -174,8 +174,8 @@ def test_other_models_and_layouts(record: dict[str, Any]) -> None:
         load_framework(record["framework"]),
     )
     layer = graph.runs[0].graph
-    outcome = layer_outcome(graph, layer, parse_policy(record["policy"], layers=1))
-    assert outcome.sizes(graph.sizes).stored == record["stored_bytes"]
+    outcome = layer_outcome(graph, layer, parse_policy(record["policy"]))
+    assert outcome.sizes(graph).stored == record["stored_bytes"]
     weights = sum(int(weight.parameters.value(graph.sizes)) for weight in layer.weights)
     assert weights == record["parameters_per_rank"]
 
@@ -318,7 +318,7 @@ def test_transformer_engine_fuses_the_norm_into_the_projection() -> None:
         graph = model_graph(model, Layout(), work, load_framework(framework))
         layer = graph.runs[0].graph
         before, after = (
-            layer_outcome(graph, layer, parse_policy(name, layers=1)).sizes(graph.sizes).stored
+            layer_outcome(graph, layer, parse_policy(name)).sizes(graph).stored
             for name in ("none", policy)
         )
         return before - after

@@ -92,9 +92,9 @@ def test_recorded_bytes(record: dict[str, Any]) -> None:
     assert found.embedding == record["embedding_bytes"]
     if record["checkpointing"]:
         tokens = record["batch"] * record["seq"]
-        full = parse_policy("full", layers=record["n_layers"])
+        full = parse_policy("full")
         for run in graph.runs:
-            stored = layer_outcome(graph, run.graph, full).sizes(graph.sizes).stored
+            stored = layer_outcome(graph, run.graph, full).sizes(graph).stored
             assert stored == record["per_layer_bytes"] == 2 * tokens * graph.context.model.hidden
         return
     assert found.layers[record["n_layers"] // 2] == record["per_layer_bytes"]
@@ -172,7 +172,7 @@ def test_flops(name: str, batch: int, seq: int, forward: int, rerun: float | Non
     )
     assert backward == 2 * forward
     if rerun is not None:
-        full = parse_policy("full", layers=graph.context.model.layers)
+        full = parse_policy("full")
         again = sum(
             layer_outcome(graph, run.graph, full).rerun_flops.value(graph.sizes) * run.count
             for run in graph.runs
@@ -293,7 +293,7 @@ def test_any_run_is_described_or_refused(
         return
     found = predicted(graph)
     assert min([*found.layers, found.head, found.embedding]) >= 0
-    full = parse_policy("full", layers=graph.context.model.layers)
+    full = parse_policy("full")
     for run in graph.runs:
-        outcome = layer_outcome(graph, run.graph, full).sizes(graph.sizes)
+        outcome = layer_outcome(graph, run.graph, full).sizes(graph)
         assert outcome.stored == saved(run.graph, [run.graph.input], graph.sizes) > 0

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from actcalc.cost.flops import op_flops
-from actcalc.cost.rates import rates_of
-from actcalc.cost.roofline import OpTime, Roofline
-from actcalc.cost.step import StepTime, check_timed, chunk_layers, step_time
+from actcalc.cost.kernels import OpTime
+from actcalc.cost.roofline import Roofline, roofline_of
+from actcalc.cost.step import StepTime, check_timed, step_time
 from actcalc.errors import SpecError
-from actcalc.layers.core.context import whole
 from actcalc.layers.core.graph import Graph
-from actcalc.layers.model import LayerRun, ModelGraph, model_graph
-from actcalc.policy.rules import NONE, Policy, parse_policy
-from actcalc.policy.stage import StagePolicy
-from actcalc.run.placement import placement
+from actcalc.layers.model import LayerRun
+from actcalc.policy.rules import NONE, Policy
+from actcalc.run.staged import StagedRun
 from actcalc.specs.run import Run
 
 GATHER = "gather of the kept input"
@@ -152,42 +149,26 @@ def overhead(
     if run.device is None:
         raise SpecError("an overhead in time needs a device", "add --device, e.g. a100-80gb")
     check_timed(run.training)
-    model = model_graph(run.model, run.layout, run.workload, run.framework)
-    rates = rates_of(run.device, run.workload.precision, efficiency, devices=run.layout.devices)
-    roofline = Roofline(model, rates, run.training)
-    boundary = model.context.kernel("full_input")
-    plain = step_time(model, NONE, roofline)
-    layers = chunk_layers(run)
-    chosen = [
-        parse_policy(
-            name,
-            layers=layers,
-            full_boundary="replicated" if boundary == "replicated" else "own",
-        )
-        for name in policies
-    ]
-    stage = placement(run.model.depth, run.layout)[plain.stage]
+    staged = StagedRun(run)
+    roofline = roofline_of(staged, efficiency)
+    plain = step_time(NONE, roofline)
+    chosen = [staged.policy(name) for name in policies]
+    stage = staged.places[plain.stage]
     return Overhead(
         device=run.device.name,
         microbatches=plain.microbatches,
         stage_layers=sum(len(chunk) for chunk in stage),
-        policies=tuple(_policy(run, model, roofline, policy, plain) for policy in chosen),
-        reasons=_reasons(roofline, _main(model).graph, several=len(model.kinds) > 1),
+        policies=tuple(_policy(roofline, policy, plain) for policy in chosen),
+        reasons=_reasons(roofline, staged.main.graph, several=len(staged.kinds) > 1),
     )
 
 
-def _main(model: ModelGraph) -> LayerRun:
-    """The most frequent kind of layer (the later one on a tie)."""
-    return max(reversed(model.kinds), key=lambda kind: kind.count)
-
-
-def _policy(
-    run: Run, model: ModelGraph, roofline: Roofline, policy: Policy, plain: StepTime
-) -> PolicyOverhead:
-    chunks = placement(run.model.depth, run.layout)
-    step = step_time(model, policy, roofline)
-    main = _layer(model, roofline, policy, _main(model), chunks[0])
-    layers = [_layer(model, roofline, policy, kind, chunks[step.stage]) for kind in model.kinds]
+def _policy(roofline: Roofline, policy: Policy, plain: StepTime) -> PolicyOverhead:
+    staged = roofline.staged
+    step = step_time(policy, roofline)
+    main = _layer(roofline, policy, staged.main, staged.places[0])
+    busiest = staged.places[step.stage]
+    layers = [_layer(roofline, policy, kind, busiest) for kind in staged.kinds]
     held = tuple(layer for layer in layers if layer.count)
     return PolicyOverhead(
         policy=policy.name,
@@ -207,22 +188,18 @@ def _policy(
 
 
 def _layer(
-    model: ModelGraph,
-    roofline: Roofline,
-    policy: Policy,
-    kind: LayerRun,
-    chunks: Sequence[range],
+    roofline: Roofline, policy: Policy, kind: LayerRun, chunks: Sequence[range]
 ) -> LayerOverhead:
     """One kind of layer; what it runs again is the mean over those in ``chunks``."""
     times = roofline.ops(kind.graph)
     base = roofline.layer(kind.graph, NONE)
     together = base.forward + base.backward
-    stages = StagePolicy(model, policy)
     held = [
-        stages.layer_policy(index, chunk)
+        chosen
         for chunk in chunks
-        for index in chunk
-        if stages.graph(index) is kind.graph
+        for graph, chosen, count in roofline.staged.under(policy).tally(chunk)
+        if graph is kind.graph
+        for _ in range(count)
     ]
     found = _again(roofline, kind.graph, held or [policy])
     rows = [_row(time, found.get(time.name, 0.0), together) for time in times]
@@ -231,14 +208,14 @@ def _layer(
     added = sum(row.rerun_seconds for row in rows)
     weights = {time.name: _weight(time, found) for time in times}
     return LayerOverhead(
-        layer=kind.kind.label,
+        layer=kind.label,
         count=len(held),
         rows=tuple(rows),
         forward_seconds=base.forward,
         backward_seconds=base.backward,
         rerun_seconds=added,
         layer_ratio=added / together,
-        rungs=_rungs(model, kind.graph, times, weights, found.get(GATHER, 0.0)),
+        rungs=_rungs(roofline, kind.graph, times, weights, found.get(GATHER, 0.0)),
     )
 
 
@@ -286,15 +263,14 @@ def _weight(time: OpTime, found: Mapping[str, float]) -> float:
 
 
 def _rungs(
-    model: ModelGraph,
+    roofline: Roofline,
     layer: Graph,
     times: Sequence[OpTime],
     weights: Mapping[str, float],
     gather: float,
 ) -> tuple[Rung, ...]:
     """The same ratio with more and more of the costs counted."""
-    sizes = whole(dict(model.sizes))
-    flops = {op.name: float(op_flops([op]).value(sizes)) for op in layer.ops}
+    flops = roofline.model.op_flops[layer]
     forward = sum(flops.values())
     again = sum(flops[name] * share for name, share in weights.items())
     products = [time for time in times if time.kind in _PRODUCTS]

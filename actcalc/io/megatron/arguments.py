@@ -23,6 +23,8 @@ from actcalc.io.megatron.options import (
     by_option,
     plain,
 )
+from actcalc.specs.optimizers import OPTIMIZERS
+from actcalc.specs.recompute import MODULES
 
 _BACKENDS = ("auto", "flash", "fused", "unfused", "local")
 """Values of --attention-backend (transformer/enums.py AttnBackend)."""
@@ -386,9 +388,7 @@ def _moe(o: _Options, layers: int, ffn: int) -> dict[str, Any]:
     if not experts:
         return {}
     sigmoid = o.text("moe-router-score-function", "softmax") == "sigmoid"
-    router = "sigmoid" if sigmoid else "softmax_topk"
-    if not sigmoid and o.flag("moe-router-pre-softmax"):
-        router = "softmax"
+    before = not sigmoid and o.flag("moe-router-pre-softmax")
     moe: dict[str, Any] = {
         "experts": experts,
         "topk": o.number("moe-router-topk", 2),
@@ -396,7 +396,10 @@ def _moe(o: _Options, layers: int, ffn: int) -> dict[str, Any]:
         "shared_ffn": o.number("moe-shared-expert-intermediate-size", 0),
         "shared_gate": o.flag("moe-shared-expert-gate"),
         "latent": o.number("moe-latent-size", 0),
-        "router": router,
+        # moe_utils.py topk_routing_with_score_function: weights of a softmax over all experts stay
+        # as they are, one over the chosen experts sums to one.
+        "router": "sigmoid" if sigmoid else "softmax" if before else "softmax_topk",
+        "normalize_topk": not before,
         "correction_bias": o.flag("moe-router-enable-expert-bias"),
         "groups": o.number("moe-router-num-groups", 1),
         "topk_groups": o.number("moe-router-group-topk", 1),
@@ -624,9 +627,6 @@ def _described(text: str, pp: int, layers: int) -> dict[str, Any]:
 def _workload(o: _Options, layout: dict[str, Any], framework: str) -> dict[str, Any]:
     precision = "bf16" if o.flag("bf16") else "fp16" if o.flag("fp16") else "fp32"
     # Without bf16 or fp16 weights and activations stay fp32, whatever the products run in.
-    fp8 = o.text("fp8-format") not in ("", "False")
-    if fp8 and precision == "bf16":
-        precision = "fp8"
     backend = o.text("attention-backend", "auto").removeprefix("AttnBackend.")
     if backend not in _BACKENDS:
         raise SpecError(f"attention-backend is {backend!r}", "use " + ", ".join(_BACKENDS))
@@ -668,7 +668,7 @@ def _workload(o: _Options, layout: dict[str, Any], framework: str) -> dict[str, 
         "seq": o.number("encoder-seq-length", 0) or o.number("seq-length", 2048),
         "micro_batch": o.number("micro-batch-size", 1),
         "precision": precision,
-        "fp8": fp8 and precision != "fp8",
+        "fp8": o.text("fp8-format") not in ("", "False"),
         "attention": "flash" if flash else "eager",
         "kernels": kernels,
     }
@@ -704,9 +704,7 @@ def _framework(o: _Options) -> str:
 
 def _training(o: _Options) -> dict[str, Any]:
     optimizer = o.text("optimizer", "adam")
-    names = {
-        "adam": "adamw", "sgd": "momentum", "muon": "muon", "dist_muon": "muon", "lion": "lion",
-    }  # fmt: skip
+    names = {theirs: name for name, row in OPTIMIZERS.items() for theirs in row.megatron}
     if optimizer not in names:
         raise SpecError(f"optimizer is {optimizer!r}", "use one of " + ", ".join(names))
     training: dict[str, Any] = {
@@ -723,7 +721,7 @@ def _training(o: _Options) -> dict[str, Any]:
         "fp8_weights": o.flag("fp8-param-gather"),
         "persistent_buffers": o.flag("fsdp-double-buffer"),
     }
-    if names[optimizer] == "muon" and _zero(o) == 1:
+    if OPTIMIZERS[names[optimizer]].newton_schulz and _zero(o) == 1:
         older = optimizer == "dist_muon" or o.flag("no-use-layer-wise-param-layout")
         training["whole_weights"] = "dealt" if older else "packed"
         training["overlapped_reduction"] = o.flag("overlap-grad-reduce")
@@ -794,7 +792,9 @@ def _policies(o: _Options) -> tuple[str, ...]:
     if o.flag("recompute-activations") and not granularity:
         granularity = "selective"
     if granularity == "selective":
-        return ("+".join(o.words("recompute-modules") or ("core_attn",)),)
+        ours = {row.megatron: name for name, row in MODULES.items()}
+        modules = o.words("recompute-modules") or ("core_attn",)
+        return ("+".join(ours.get(name, name) for name in modules),)
     if granularity == "full":
         method, count = o.text("recompute-method", "uniform"), o.number("recompute-num-layers", 1)
         if o.flag("distribute-saved-activations"):

@@ -13,6 +13,7 @@ document the rest.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 if TYPE_CHECKING:
@@ -59,9 +60,11 @@ class Expr:
         return self + (-Expr.of(other))
 
     def __mul__(self, other: Operand) -> Expr:
+        if not isinstance(other, Expr):
+            return Expr({m: c * other for m, c in self.terms.items()})
         terms: dict[Monomial, Coefficient] = {}
         for left, p in self.terms.items():
-            for right, q in Expr.of(other).terms.items():
+            for right, q in other.terms.items():
                 monomial = _multiply(left, right)
                 terms[monomial] = terms.get(monomial, 0) + p * q
         return Expr(terms)
@@ -157,6 +160,7 @@ def total(parts: Iterable[Operand]) -> Expr:
     return Expr(terms)
 
 
+@lru_cache(maxsize=4096)
 def _multiply(left: Monomial, right: Monomial) -> Monomial:
     if not left:
         return right

@@ -76,77 +76,10 @@ def _fused_rmsnorm(
     )
 
 
-def _python_rmsnorm(
-    g: GraphBuilder,
-    name: str,
-    group: str,
-    source: str,
-    out: str,
-    weights: tuple[Weight, ...],
-    modules: frozenset[str],
-) -> None:
-    """Python RMSNorm of transformers (LlamaRMSNorm): fp32 copy, rstd, normalised tensor.
-
-    ``x.float()`` is kept by pow and by the product with rstd; the normalised tensor, cast back,
-    by the product with the weight. The input itself is not kept (unless it is fp32 already).
-    """
-    shape = g.shape(source)
-    rstd = g.tensor(f"{name}_rstd", _stats_shape(g, source), DType.FP32)
-    normed = g.tensor(f"{name}_normed", shape, g.dtype(out))
-    made = [out, rstd, normed]
-    copy = source
-    if g.dtype(source) is not DType.FP32:
-        copy = g.tensor(f"{name}_fp32", shape, DType.FP32)
-        made.append(copy)
-    g.op(
-        name,
-        "norm",
-        group,
-        [source],
-        made,
-        saves=[copy, rstd, normed],
-        weights=weights,
-        modules=modules,
-    )
-
-
-def _python_gemma_rmsnorm(
-    g: GraphBuilder,
-    name: str,
-    group: str,
-    source: str,
-    out: str,
-    weights: tuple[Weight, ...],
-    modules: frozenset[str],
-) -> None:
-    """Gemma's RMSNorm in transformers: fp32 copy, rstd, fp32 normalised tensor, fp32 1+weight."""
-    shape = g.shape(source)
-    rstd = g.tensor(f"{name}_rstd", _stats_shape(g, source), DType.FP32)
-    normed = g.tensor(f"{name}_normed", shape, DType.FP32)
-    scale = g.tensor(f"{name}_scale", (shape[-1],), DType.FP32)
-    made = [out, rstd, normed, scale]
-    copy = source
-    if g.dtype(source) is not DType.FP32:
-        copy = g.tensor(f"{name}_fp32", shape, DType.FP32)
-        made.append(copy)
-    g.op(
-        name,
-        "norm",
-        group,
-        [source],
-        made,
-        saves=[copy, rstd, normed, scale],
-        weights=weights,
-        modules=modules,
-    )
-
-
 NORM_KERNELS: dict[str, NormKernel] = {
     "input_only": _input_only,
     "fused_layernorm": _fused_layernorm,
     "fused_rmsnorm": _fused_rmsnorm,
-    "python_rmsnorm": _python_rmsnorm,
-    "python_gemma_rmsnorm": _python_gemma_rmsnorm,
 }
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from actcalc.memory.parts import Part
-from actcalc.memory.report import Evaluation
+from actcalc.memory.stage import StageMemory
 from actcalc.solve.stage import Ends, Gpu, Held, Moment
 
 
-def stage_gpu(work: Evaluation, stage: int) -> Gpu:
-    """What a GPU of a stage holds beside its layers under the evaluation's policy, and when.
+def stage_gpu(work: StageMemory, stage: int) -> Gpu:
+    """What a GPU of a stage holds beside its layers under one policy, and when.
 
     Device context and communicators included: its peak is ``total_bytes`` of ``actcalc memory``.
     """
@@ -33,16 +33,12 @@ def stage_gpu(work: Evaluation, stage: int) -> Gpu:
     )
 
 
-def moments_of(work: Evaluation, stage: int) -> tuple[Moment, ...]:
+def moments_of(work: StageMemory, stage: int) -> tuple[Moment, ...]:
     """The different moments of a stage's schedule."""
-    found = (
-        Moment(kind, chunk, tuple(a + w for a, w in zip(activations, stashes, strict=True)))
-        for kind, chunk, activations, stashes in work.moments(stage)
-    )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(Moment(*each) for each in work.staged.work(stage)))
 
 
-def layers_of(work: Evaluation, stage: int) -> list[list[Held]]:
+def layers_of(work: StageMemory, stage: int) -> list[list[Held]]:
     """The layers of every chunk of a stage, or the segments that re-run together, in order."""
     return [
         [held_of(part) for part in parts if part.first >= 0 for _ in range(part.count)]

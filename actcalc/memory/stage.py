@@ -1,16 +1,12 @@
-"""The memory of every pipeline stage at its highest moment, as one result."""
+"""The memory of a pipeline stage under one policy: states, buffers, parts, highest moment."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
 
-from actcalc.layers.adapters import adapted
-from actcalc.layers.core.context import whole
-from actcalc.layers.core.graph import Graph
-from actcalc.layers.model import ModelGraph, model_graph, parameters
+from actcalc.layers.model import ModelGraph
 from actcalc.memory.buffers import Buffer, buffers
 from actcalc.memory.parts import (
     Moments,
@@ -23,19 +19,15 @@ from actcalc.memory.parts import (
 from actcalc.memory.states import (
     NO_PARAMETERS,
     Parameters,
-    Recipe,
     States,
     moments_of,
-    parameters_of,
     recipe,
-    replicas,
     states,
 )
-from actcalc.policy.rules import Policy, parse_policy
-from actcalc.policy.stage import StagePolicy
-from actcalc.run.placement import Chunks, Ends, ends, microbatches, placement, plain_moments
-from actcalc.specs.check import check_sharding
-from actcalc.specs.result import Result
+from actcalc.policy.rules import Policy
+from actcalc.run.placement import Chunks, Ends
+from actcalc.run.staged import StagedRun
+from actcalc.specs.recipes import Recipe
 from actcalc.specs.run import Run
 
 _SEGMENT = 2**21  # c10/cuda/CUDACachingAllocator.h kSmallBuffer, kRoundLarge: segments in 2 MiB
@@ -128,101 +120,26 @@ class StageFigure:
     """Device memory less the total (null without a device)."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class MemoryReport(Result):
-    """The whole GPU, per pipeline stage."""
+class StageMemory:
+    """The memory of a run's stages under one policy; what several answers need is computed once."""
 
-    schema_name: ClassVar[str] = "actcalc/memory/1"
-
-    model: dict[str, Any]
-    """The model's fields."""
-    layout: dict[str, Any]
-    """The layout's fields."""
-    workload: dict[str, Any]
-    """The workload's fields."""
-    training: dict[str, Any]
-    """Optimizer, number formats, offload, adapters."""
-    device: dict[str, Any] | None
-    """The device's fields, or null."""
-    framework: str
-    """The framework profile that chose the kernels."""
-    policy: str
-    """The recompute policy."""
-    recipe: dict[str, Any]
-    """Bytes per parameter of each copy; ``moments`` is all optimizer moments together over the
-    trained parameters, scales of 8-bit ones and factored statistics included."""
-    schedule: str
-    """The pipeline schedule."""
-    microbatches: int
-    """Micro-batches each replica runs in a step."""
-    parameters: int
-    """Parameters of the whole model."""
-    stages: tuple[StageFigure, ...]
-    """One entry per pipeline stage."""
-    peak_bytes: int
-    """The largest peak_bytes of any stage: what the framework's allocator holds, without what the
-    driver and libraries take beside it (a stage's total_bytes has both, and decides ``fits``)."""
-    peak_stage: int
-    """The stage it is on (the one with the largest total)."""
-    peak_at: str
-    """When, in words."""
-    fits: bool | None
-    """Every stage fits the device (null without one)."""
-    limits: tuple[LimitFigure, ...]
-    """Largest micro-batch or longest sequence per policy, where asked for."""
-    notes: tuple[str, ...]
-    """Choices made on the way that the reader should know."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class LimitFigure:
-    """The largest value of one quantity that still fits the device."""
-
-    policy: str
-    """The recompute policy."""
-    quantity: str
-    """micro-batch or seq."""
-    largest: int
-    """The largest value that fits; 0 if not even the smallest does."""
-    total_bytes: int
-    """What the fullest stage needs at that value."""
-    tokens: int
-    """Tokens of one micro-batch at that value."""
-
-
-class Evaluation:
-    """One run under one policy; everything that several answers need is computed once."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.graph: ModelGraph = adapted(
-            model_graph(run.model, run.layout, run.workload, run.framework), run.training
-        )
-        self.places: tuple[Chunks, ...] = placement(run.model.depth, run.layout)
-        self.count = microbatches(run.layout, run.workload)
-        self.policy = self.named((run.policies or ("none",))[0])
-        self.rules: Recipe = recipe(self.graph, run.training)
-        self.timeline = Timeline(StagePolicy(self.graph, self.policy), run.training)
-        self.ends: tuple[tuple[Ends, ...], ...] = ends(run.layout)
+    def __init__(self, staged: StagedRun, policy: Policy) -> None:
+        self.staged = staged
+        self.run: Run = staged.run
+        self.graph: ModelGraph = staged.graph
+        self.places: tuple[Chunks, ...] = staged.places
+        self.ends: tuple[tuple[Ends, ...], ...] = staged.ends
+        self.policy: Policy = policy
+        self.rules: Recipe = recipe(self.graph, staged.run.training)
+        self.timeline = Timeline(staged.under(policy), staged.run.training)
         self._chunks: dict[tuple[int, int, Ends, bool], tuple[Part, ...]] = {}
+        self._parameters: dict[int, Parameters] = {}
 
-    def named(self, name: str) -> Policy:
-        """The policy called ``name``, for the run's longest chunk of layers."""
-        longest = max(len(chunk) for stage in self.places for chunk in stage)
-        boundary = self.graph.context.kernel("full_input")
-        return parse_policy(
-            name,
-            layers=max(1, longest),
-            full_boundary="replicated" if boundary == "replicated" else "own",
-        )
-
-    def under(self, policy: Policy) -> Evaluation:
-        """The same run under another policy; what does not depend on it is shared."""
-        other = copy(self)
-        other.policy = policy
-        other.timeline = Timeline(StagePolicy(self.graph, policy), self.run.training)
-        other._chunks = {}
-        return other
+    @classmethod
+    def of(cls, run: Run) -> StageMemory:
+        """The stages of a run under the first policy that it names."""
+        staged = StagedRun(run)
+        return cls(staged, staged.first_policy)
 
     def parts(self, stage: int) -> tuple[tuple[Part, ...], ...]:
         """Parts of each chunk of a stage (cached by where it lies and how long it is)."""
@@ -258,36 +175,25 @@ class Evaluation:
         chunks = [sum(part.host * part.count for part in each) for each in self.parts(stage)]
         if not any(chunks):
             return 0
-        held = (activations for _, _, activations, _ in self.moments(stage))
-        return max(sum(n * size for n, size in zip(each, chunks, strict=True)) for each in held)
-
-    def holds(self, stage: int) -> Ends:
-        """Whether a stage holds the embedding, and whether it holds the head."""
-        held = self.ends[stage]
-        return any(first for first, _ in held), any(last for _, last in held)
+        return max(
+            sum(n * size for n, size in zip(work.held, chunks, strict=True))
+            for work in self.staged.work(stage)
+        )
 
     def parameters(self, stage: int) -> Parameters:
         """Parameters of a stage on one rank; a tied table that lives twice on it counted once."""
-        seen: set[str] = set()
-        total = NO_PARAMETERS
-        chunks = self.places[stage]
-        first, last = self.holds(stage)
-        graphs = [self.graph.embedding] if first else []
-        if last:
-            graphs.append(self.graph.head)
-            if self.graph.mtp:
-                graphs += [self.graph.mtp.graph] * self.graph.mtp.count
-        for graph in graphs:
-            total = total + parameters_of(self.graph, graph, self.run.training, seen)
-        for chunk in chunks:
-            for layer in chunk:
-                total = total + self.timeline.layer_parameters(layer, seen)
-        return total
+        if stage not in self._parameters:
+            seen: set[str] = set()
+            found = NO_PARAMETERS
+            for graph, count in Counter(self.staged.graphs(stage)).items():
+                found = found + self.timeline.stage_parameters(graph, count, seen)
+            self._parameters[stage] = found
+        return self._parameters[stage]
 
     def beside(self, stage: int) -> tuple[States, int, tuple[Buffer, ...]]:
         """States of a stage, what its last rank holds less of them, and buffers and overheads."""
         run = self.run
-        _, last = self.holds(stage)
+        _, last = self.staged.holds(stage)
         parts = [part for chunk in self.parts(stage) for part in chunk]
         held = states(self.graph, run.training, self.parameters(stage))
         if run.training.step_in_backward:
@@ -299,7 +205,7 @@ class Evaluation:
     def figure(self, stage: int) -> StageFigure:
         """One stage at its highest moment."""
         run, chunks = self.run, self.places[stage]
-        first, last = self.holds(stage)
+        first, last = self.staged.holds(stage)
         count = self.parameters(stage)
         held, last_rank, found = self.beside(stage)
         peak, most, in_flight, layers_stored = self._peak(stage, held)
@@ -357,7 +263,7 @@ class Evaluation:
             return held, 0
         from actcalc.memory.layerwise import pieces, shares
 
-        graphs = self._graphs(stage)
+        graphs = list(self.staged.graphs(stage))
         every = shares(self.graph, self.run.training, self.rules, pieces(self.graph, graphs))
         most = max(every, key=lambda share: share.optimizer)
         padding = most.padding
@@ -369,18 +275,6 @@ class Evaluation:
             master=most.master,
         )
         return full, most.optimizer - every[-1].optimizer
-
-    def _graphs(self, stage: int) -> list[Graph]:
-        """Every graph of a stage in model order."""
-        chunks = self.places[stage]
-        first, last = self.holds(stage)
-        graphs = [self.graph.embedding] if first else []
-        graphs += [self.timeline.stages.graph(layer) for chunk in chunks for layer in chunk]
-        if last:
-            if self.graph.mtp:
-                graphs += [self.graph.mtp.graph] * self.graph.mtp.count
-            graphs.append(self.graph.head)
-        return graphs
 
     def _stepped(self, held: States, parts: Sequence[Part]) -> States:
         """States whose gradients are those of one part at a time, and never all of them."""
@@ -412,24 +306,20 @@ class Evaluation:
                 graph = self.timeline.stages.graph(layer)
                 for name in graph.shared:
                     if name in graph.saved:
-                        names[name] = int(graph.tensors[name].bytes.value(self.graph.sizes))
+                        names[name] = self.graph.tensor_bytes[graph][name]
         return sum(names.values())
 
     def _whole(self, stage: int) -> int:
-        sizes = whole(dict(self.graph.sizes))
-        graphs = self._graphs(stage)
-        seen: set[str] = set()
-        counts: dict[int, int] = {}
-        total = 0
-        for graph in graphs:
-            if id(graph) not in counts:
-                plain = (weight for weight in graph.weights if not weight.scope)
-                counts[id(graph)] = sum(int(w.parameters.value(sizes)) for w in plain)
-                for weight in graph.weights:
-                    if weight.scope and weight.scope not in seen:
-                        seen.add(weight.scope)
-                        total += int(weight.parameters.value(sizes))
-            total += counts[id(graph)]
+        """Parameters of a stage over all its ranks."""
+        sizes, seen, total = self.staged.whole_sizes, set[str](), 0
+        for graph, count in Counter(self.staged.graphs(stage)).items():
+            for weight in graph.weights:
+                if weight.scope in seen:
+                    continue
+                size = int(weight.parameters.value(sizes))
+                total += size if weight.scope else size * count
+                if weight.scope:
+                    seen.add(weight.scope)
         return total
 
     def gradient(self, stage: int, held: States) -> tuple[float, bool]:
@@ -437,7 +327,7 @@ class Evaluation:
         count = self.parameters(stage)
         trained = count.dense.trained + count.expert.trained
         stepped = self.run.training.step_in_backward
-        persistent = self.rules.persistent or self.count > 1 or stepped
+        persistent = self.rules.persistent or self.staged.microbatches > 1 or stepped
         return held.gradients / trained if trained else 0.0, persistent
 
     @property
@@ -479,36 +369,14 @@ class Evaluation:
         absent_forward = 0 if persistent else held.gradients
         best = Peak(-1, 0, held.gradients, "")
         most, flight, stored_layers = 0, 0, 0
-        for kind, chunk, activations, stashes in self.moments(stage):
-            counts = [a + w for a, w in zip(activations, stashes, strict=True)]
+        for kind, chunk, counts in self.staged.work(stage):
             stored = sum(n * m.stored for n, m in zip(counts, moments, strict=True))
-            if stored > most:
-                most = stored
-                stored_layers = sum(n * size for n, size in zip(counts, layers, strict=True))
+            most = max(most, stored)
+            in_layers = sum(n * size for n, size in zip(counts, layers, strict=True))
+            stored_layers = max(stored_layers, in_layers)
             flight = max(flight, sum(counts))
             best = _higher(best, kind, moments[chunk], stored, absent_forward)
         return best, most, flight, stored_layers
-
-    def moments(self, stage: int) -> Sequence[tuple[str, int, tuple[int, ...], tuple[int, ...]]]:
-        """Kinds of work of a stage (F, B, I, W), each with its chunk and what is held meanwhile.
-
-        Held are activations and, between input and weight gradient, stashes: of each chunk so many
-        micro-batches.
-        """
-        layout = self.run.layout
-        if layout.pp == 1:
-            ones, none = (1,) * layout.vpp, (0,) * layout.vpp
-            return [(kind, chunk, ones, none) for chunk in range(layout.vpp) for kind in "FB"]
-        if layout.pipeline in ("1f1b", "gpipe") and layout.vpp == 1:
-            plain = plain_moments(layout.pipeline, layout.pp, self.count, stage)
-            return [(kind, 0, (held,), (0,)) for kind, held in plain]
-        from actcalc.run.schedule import moments
-
-        found = moments(
-            layout.pipeline, layout.pp, self.count, layout.vpp,
-            stage=stage, group=layout.microbatch_group,
-        )  # fmt: skip
-        return [(m.kind, m.chunk, m.held.activations, m.held.stashes) for m in found]
 
 
 def _higher(best: Peak, kind: str, chunk: Moments, stored: int, absent_forward: int) -> Peak:
@@ -534,130 +402,7 @@ def _buffer(buffer: Buffer) -> BufferFigure:
     )
 
 
-def memory_run(run: Run, *, limits: Sequence[str] = ()) -> MemoryReport:
-    """The memory of every stage of a run; raises ``SpecError`` for what it cannot mean.
-
-    ``limits`` names quantities (``micro-batch``, ``seq``) to push as far as the device allows,
-    for each policy of the run.
-    """
-    from actcalc.memory.limits import find_limits
-
-    check_sharding(run.layout, run.training)
-    work = Evaluation(run)
-    figures = tuple(work.figure(stage) for stage in range(run.layout.pp))
-    top = max(figures, key=lambda figure: figure.total_bytes)
-    return MemoryReport(
-        model=run.model.model_dump(),
-        layout=run.layout.model_dump(),
-        workload=run.workload.model_dump(),
-        training=run.training.model_dump(),
-        device=run.device.model_dump() if run.device else None,
-        framework=run.framework.name,
-        policy=work.policy.name,
-        recipe={**vars(work.rules), "moments": work.moments_bytes_per_parameter},
-        schedule=run.layout.pipeline if run.layout.pp > 1 else "none",
-        microbatches=work.count,
-        parameters=int(parameters(work.graph, whole(dict(work.graph.sizes)))),
-        stages=figures,
-        peak_bytes=max(figure.peak_bytes for figure in figures),
-        peak_stage=top.stage,
-        peak_at=top.peak_at,
-        fits=None if run.device is None else all(figure.fits for figure in figures),
-        limits=find_limits(run, limits) if limits else (),
-        notes=_notes(work, figures, limits),
-    )
-
-
-def _notes(
-    work: Evaluation, figures: Sequence[StageFigure], limits: Sequence[str]
-) -> tuple[str, ...]:
-    run, notes = work.run, list(work.run.warnings)
-    notes += [note for kind in work.graph.kinds for note in kind.graph.notes]
-    training = run.training
-    if run.device is None:
-        notes.append(
-            "Device context and communicators lie outside the allocator and are not counted "
-            "without --device."
-        )
-    else:
-        if run.device.compute_capability is None and run.device.context_bytes is None:
-            notes.append(f"Nothing is known of the runtime's own memory on {run.device.title}.")
-        notes.append("Reserved memory is the peak in segments of 2 MiB, plus fragmentation.")
-    if run.layout.zero and replicas(run.layout, training, expert=False) == 1:
-        notes.append(f"ZeRO {run.layout.zero} shards over one rank: it changes nothing here.")
-    notes += _absent_gradients(figures)
-    notes += _offloaded(work)
-    if any(figure.last_rank_spare_bytes for figure in figures):
-        notes.append(
-            "The optimizer gives whole weights to ranks: figures are of the fullest rank; "
-            "last_rank_spare_bytes says how much less the last one holds."
-        )
-    if run.layout.pp > 1 and work.graph.context.framework.kernels.get("ends") == "megatron":
-        notes.append(
-            "Pipeline messages: a received input counts as the first layer's, a received gradient "
-            "as the last layer's; outputs are dropped once sent."
-        )
-    if run.layout.pp > 1 and run.workload.global_batch is None:
-        notes.append(
-            f"No global batch given: {work.count} micro-batches per step, enough to fill the "
-            "pipeline."
-        )
-    if len(run.policies) > 1:
-        notes.append(f"The stages are those of policy {work.policy.name}, the first named.")
-    if "micro-batch" in limits and run.workload.global_batch is not None:
-        notes.append(
-            f"--max micro-batch keeps the number of micro-batches per step, {work.count}: the "
-            f"global batch grows with the micro-batch from {run.workload.global_batch}."
-        )
-    return tuple(dict.fromkeys(notes))
-
-
-def _offloaded(work: Evaluation) -> list[str]:
-    """How much offloaded modules have in host memory, and which versions hold more here."""
-    training = work.run.training
-    if training.offload_layers:
-        return [
-            f"{training.offload_layers} offloaded layers have up to {work.host_bytes(0):,} B in "
-            "host memory for each GPU."
-        ]
-    if not training.offload_modules:
-        return []
-    stages = range(work.run.layout.pp)
-    most = max(stages, key=work.host_bytes)
-    host = work.host_bytes(most)
-    if not host:
-        return [
-            "offload_modules moves nothing: no tensor of these modules has "
-            f"{training.offload_elements:,} elements, or no layer has such modules."
-        ]
-    notes = [
-        f"Offloaded modules have up to {host:,} B in host memory for each GPU of stage {most}: "
-        "every op's own copy of what it saved."
-    ]
-    if any(work.host_bytes(stage) and not work.ahead(stage) for stage in stages):
-        layer = max(p.host for stage in stages for chunk in work.parts(stage) for p in chunk)
-        notes.append(
-            "The last chunk of a stage has no layers: there a tensor comes back when backward asks "
-            "for it, as in Megatron's first versions. Newer ones look for the last layer in all "
-            f"chunks and may bring groups back ahead: up to {layer:,} B more for each layer."
-        )
-    return notes
-
-
-def _absent_gradients(figures: Sequence[StageFigure]) -> list[str]:
-    """Which gradients the stages' totals are without, and why."""
-    lacking = [figure for figure in figures if figure.gradients_absent_bytes]
-    if not lacking:
-        return []
-    why = "one micro-batch per step, gradients dropped between steps"
-    if any(figure.gradients_bytes for figure in lacking):
-        return [
-            f"At the highest moment part of the gradients is not made yet ({why}): the total has "
-            "those that exist."
-        ]
-    return [f"At the highest moment no gradient is made yet ({why}): the total has none."]
-
-
-def with_device(run: Run, device: Any) -> Run:
-    """The run on another device."""
-    return replace(run, device=device)
+def total_bytes(staged: StagedRun, policy: Policy) -> int:
+    """What the fullest stage of a run needs under a policy."""
+    work = StageMemory(staged, policy)
+    return max(work.figure(stage).total_bytes for stage in range(staged.run.layout.pp))

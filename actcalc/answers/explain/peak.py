@@ -1,0 +1,131 @@
+"""The peak of a step, and the plan that fits a memory.
+
+Every number is computed by what computes the answer itself; a closed form is printed beside it,
+never instead of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from actcalc.answers.explain.term import KORTHIKANTI, MCKP, Body, Term, gb
+from actcalc.io.runs import load_device
+from actcalc.memory.stage import StageMemory
+from actcalc.plan.options import Costs
+from actcalc.run.staged import StagedRun
+
+
+def _peak(staged: StagedRun) -> Body:
+    run = staged.run
+    lines = [
+        "A step is followed moment by moment: each layer's forward, the loss, each layer's "
+        "backward with what it re-runs, the optimizer. The peak is the highest moment.",
+    ]
+    names = run.policies or ("none", "full")
+    for name in names:
+        work = StageMemory(staged, staged.policy(name))
+        figures = [work.figure(stage) for stage in range(run.layout.pp)]
+        top = max(figures, key=lambda figure: figure.total_bytes)
+        where = f" of stage {top.stage}" if run.layout.pp > 1 else ""
+        lines += [
+            f"{name}: peak{where} is {top.peak_at}",
+            f"    weights {gb(top.weights_bytes)} + gradients {gb(top.gradients_bytes)} + "
+            f"optimizer {gb(top.optimizer_bytes)}",
+            f"    + stored activations {gb(top.activations_bytes)} ({top.in_flight} micro-batch"
+            f"{'es' if top.in_flight != 1 else ''} in flight)",
+            f"    + what that moment makes {gb(top.transient_bytes)} + buffers "
+            f"{gb(top.buffers_bytes)} + outside the allocator {gb(top.overhead_bytes)}",
+            f"    = {top.total_bytes:,} B",
+        ]
+    lines += [
+        "Stored activations are those left at that moment: backward frees layer by layer.",
+        "plan's memory models: stored counts no such moment; stored+working adds the largest "
+        "working set to all that is stored; timeline follows the order (see: explain plan).",
+    ]
+    return (
+        "the highest moment of a step",
+        tuple(lines),
+        f"{KORTHIKANTI}, section 4; torch.cuda.max_memory_allocated",
+    )
+
+
+def _cost(costs: Costs, cost: int) -> str:
+    value = costs.value(cost)
+    return f"{1e3 * value:.4g} ms" if costs.unit == "seconds" else f"{value:,} FLOPs"
+
+
+def _plan(staged: StagedRun) -> Body:
+    run = staged.run
+    from actcalc.answers.plan import certificate_lines
+    from actcalc.plan.planner import RunPlanner
+    from actcalc.plan.settings import PlanSettings
+    from actcalc.solve.layers import layer_options
+
+    device = run.device or load_device("h100-80gb")
+    settings = PlanSettings(memory_model="stored+working", activations_only=True)
+    planner = RunPlanner(replace(run, device=device), settings)
+    main = planner.staged.main.graph
+    layer = planner.layer(main)
+    options = layer_options(layer)
+    budget = planner.smallest + (planner.free - planner.smallest) // 8
+    plans = planner.plan(budget)
+    cost = sum(plan.cost or 0 for plan in plans)
+    lines = [
+        "A layer re-runs a set R of its ops. K bytes are stored: what ops outside R save, and what "
+        "R reads and does not make. W bytes are made again in its backward. C is R's forward cost.",
+        f"This layer: {len(layer.ops)} ops, 2^{len(layer.ops)} sets R, of which "
+        f"{len(options.stored)} are not beaten in K, W and C at once: K from "
+        f"{min(options.stored):,} to {max(options.stored):,} B, C up to "
+        f"{_cost(planner.costs, max(options.cost))}.",
+        "Which fit, with m micro-batches in flight and the rest of the GPU beside:",
+        "stored: rest + m·ΣK ≤ memory",
+        "stored+working: rest + m·ΣK + max W ≤ memory",
+        "timeline (default): at every moment of the schedule what actcalc memory counts. While "
+        "layer l runs backward that is rest + (m-1)·ΣK + (K of layers before l) + all that is "
+        "alive in l: layers after l are freed already.",
+        "One way for each layer, at least cost: a multiple-choice knapsack. Mixing ways in "
+        "fractions can only be cheaper; that bound and a search of all that could beat the best "
+        "plan make the certificate.",
+        f"Example on {device.name}, activations alone in {budget:,} B, an eighth of the way from "
+        "the least "
+        f"({planner.smallest:,}) to all kept ({planner.free:,}): cost "
+        f"{_cost(planner.costs, cost)}.",
+        *certificate_lines(planner.costs, plans),
+        "It is also what the plan is compared with: every named policy in the same memory.",
+    ]
+    return "plan: a knapsack with a proof", tuple(lines), f"{MCKP}; torch.utils.checkpoint"
+
+
+TERMS = (
+    Term(
+        "peak",
+        _peak,
+        words=("timeline", "moments"),
+        heeds=(
+            "policy",
+            "recompute_method",
+            "recompute_num_layers",
+            "schedule",
+            "zero",
+            "global_batch",
+            "layers_per_stage",
+            "vpp",
+            "device",
+        ),
+        layout={"tp": 8, "sp": True, "pp": 8},
+    ),
+    Term(
+        "plan",
+        _plan,
+        words=(
+            "knapsack",
+            "certificate",
+            "stored+working",
+            "memory model",
+            "memory-model",
+            "frontier",
+        ),
+        heeds=("device", "schedule", "global_batch", "layers_per_stage", "vpp"),
+    ),
+)
+"""The terms of this module."""

@@ -1,0 +1,214 @@
+"""One run, built once: its graphs, the places of its layers, its micro-batches, its policies.
+
+Every command, the planner and the cost rules read a :class:`StagedRun`; nobody else builds a graph,
+cuts a model into chunks, counts micro-batches or parses a policy's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from actcalc.errors import SpecError
+from actcalc.layers.adapters import adapted
+from actcalc.layers.core.context import whole
+from actcalc.layers.core.graph import Graph
+from actcalc.layers.model import LayerRun, ModelGraph, model_graph, parameters
+from actcalc.policy.rules import NONE, Policy, parse_policy
+from actcalc.policy.stage import StagePolicy
+from actcalc.run.placement import Chunks, Ends, ends, microbatches, placement, plain_work
+from actcalc.specs.run import Run
+
+
+class Work(NamedTuple):
+    """One kind of work of a stage, with what it holds meanwhile."""
+
+    kind: str
+    """F forward, B whole backward, I input gradient alone, W weight gradient alone."""
+    chunk: int
+    """Index of the chunk worked on, from 0."""
+    held: tuple[int, ...]
+    """Of each chunk so many micro-batches: activations, and inputs that wait for their weight
+    gradient."""
+
+
+class StagedRun:
+    """A run as it is laid out: what every answer about it is read from.
+
+    Raises ``SpecError`` for layers that have no place in the pipeline.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.graph: ModelGraph = adapted(
+            model_graph(run.model, run.layout, run.workload, run.framework), run.training
+        )
+        self.places: tuple[Chunks, ...] = placement(run.model.depth, run.layout)
+        self.ends: tuple[tuple[Ends, ...], ...] = ends(run.layout)
+        self.microbatches: int = microbatches(run.layout, run.workload)
+        self._work: dict[int, tuple[Work, ...]] = {}
+        self._policies: dict[str, Policy] = {}
+        self._stages: dict[Policy, StagePolicy] = {}
+
+    def changed(self, **parts: Any) -> StagedRun:
+        """The run with other specs (``layout=...``, ``training=...``), laid out anew."""
+        return StagedRun(replace(self.run, **parts))
+
+    # --- micro-batches ----------------------------------------------------------------------------
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences of one step, over all replicas."""
+        work = self.run.workload
+        return work.global_batch or self.microbatches * work.micro_batch * self.run.layout.dp
+
+    @property
+    def microbatches_note(self) -> str:
+        """Which number of micro-batches was taken, where no global batch says it; else empty."""
+        if self.run.layout.pp == 1 or self.run.workload.global_batch is not None:
+            return ""
+        return (
+            f"No global batch given: {self.microbatches} micro-batches per step, enough to fill "
+            "the pipeline."
+        )
+
+    def held(self, stage: int) -> tuple[int, ...]:
+        """For each chunk of a stage: micro-batches held at its fullest moment (first of equals)."""
+        return max((work.held for work in self.work(stage)), key=sum)
+
+    def work(self, stage: int) -> Sequence[Work]:
+        """The kinds of work of a stage in one step, each with what is held meanwhile."""
+        if stage not in self._work:
+            self._work[stage] = tuple(self._worked(stage))
+        return self._work[stage]
+
+    def _worked(self, stage: int) -> Sequence[Work]:
+        layout = self.run.layout
+        if layout.pp == 1:
+            return [Work(kind, 0, (1,)) for kind in "FB"]
+        if layout.pipeline in ("1f1b", "gpipe") and layout.vpp == 1:
+            plain = plain_work(layout.pipeline, layout.pp, self.microbatches, stage)
+            return [Work(kind, 0, (count,)) for kind, count in plain]
+        from actcalc.run.schedule import moments
+
+        found = moments(
+            layout.pipeline, layout.pp, self.microbatches, layout.vpp,
+            stage=stage, group=layout.microbatch_group,
+        )  # fmt: skip
+        return [
+            Work(
+                one.kind,
+                one.chunk,
+                tuple(a + w for a, w in zip(one.held.activations, one.held.stashes, strict=True)),
+            )
+            for one in found
+        ]
+
+    # --- graphs -----------------------------------------------------------------------------------
+
+    @property
+    def kinds(self) -> tuple[LayerRun, ...]:
+        """Each kind of layer once, with its total count."""
+        return self.graph.kinds
+
+    @cached_property
+    def main(self) -> LayerRun:
+        """The most frequent kind of layer (the later one on a tie)."""
+        return max(reversed(self.kinds), key=lambda kind: kind.count)
+
+    @cached_property
+    def whole_sizes(self) -> Mapping[str, int]:
+        """Sizes with every degree 1: FLOPs and parameters over all ranks are evaluated there."""
+        return whole(dict(self.graph.sizes))
+
+    @cached_property
+    def parameters(self) -> int:
+        """Parameters of the whole model, prediction layers left out."""
+        return int(parameters(self.graph, self.whole_sizes))
+
+    @property
+    def layers(self) -> tuple[Graph, ...]:
+        """The graph of each layer, in model order."""
+        return self.graph.layers
+
+    @cached_property
+    def chunks(self) -> tuple[range, ...]:
+        """Each chunk of layers once, in model order (DualPipe keeps every one on two stages)."""
+        found = {(chunk.start, chunk.stop): chunk for stage in self.places for chunk in stage}
+        return tuple(found[key] for key in sorted(found))
+
+    def holds(self, stage: int) -> Ends:
+        """Whether a stage holds the embedding, and whether it holds the head."""
+        sides = self.ends[stage]
+        return any(first for first, _ in sides), any(last for _, last in sides)
+
+    def graphs(self, stage: int) -> Iterator[Graph]:
+        """Every graph of a stage in model order: embedding, layers, prediction layers, head."""
+        first, last = self.holds(stage)
+        if first:
+            yield self.graph.embedding
+        for chunk in self.places[stage]:
+            yield from self.layers[chunk.start : chunk.stop]
+        if last:
+            if self.graph.mtp:
+                yield from [self.graph.mtp.graph] * self.graph.mtp.count
+            yield self.graph.head
+
+    # --- policies ---------------------------------------------------------------------------------
+
+    @cached_property
+    def longest(self) -> int:
+        """Layers of the longest chunk: segments and blocks of layers are cut from chunks."""
+        return max((len(chunk) for stage in self.places for chunk in stage), default=0)
+
+    @cached_property
+    def full(self) -> Policy:
+        """Re-running whole layers, with their input kept as the framework keeps it."""
+        return self.policy("full")
+
+    def policy(self, name: str) -> Policy:
+        """The policy called ``name`` on this run.
+
+        Raises ``SpecError`` for an unknown one, or for more layers than a chunk has.
+        """
+        if name not in self._policies:
+            found = parse_policy(name, full_boundary=self.run.framework.full_input)
+            if found.count > max(1, self.longest):
+                raise SpecError(
+                    f"policy {name!r}: {found.count} is not between 1 and the {self.longest} "
+                    "layers of a pipeline chunk",
+                    f"use 1 to {self.longest}",
+                )
+            self._policies[name] = found
+        return self._policies[name]
+
+    @property
+    def only_policy(self) -> Policy:
+        """The run's one policy (``none`` if it names none); ``SpecError`` if it names several."""
+        names = self.run.policies
+        if len(names) > 1:
+            raise SpecError(
+                f"a step ran one policy, not {len(names)}: {', '.join(names)}", "give one --policy"
+            )
+        return self.policy(names[0]) if names else NONE
+
+    @property
+    def first_policy(self) -> Policy:
+        """The first policy that the run names (``none`` if it names none)."""
+        return self.policy(self.run.policies[0]) if self.run.policies else NONE
+
+    def stored_bytes(self, stage: int, policy: Policy) -> int:
+        """Bytes that a stage's layers keep of all micro-batches in flight, at most."""
+        sizes = [self.under(policy).stored_bytes(chunk) for chunk in self.places[stage]]
+        return max(
+            sum(n * size for n, size in zip(work.held, sizes, strict=True))
+            for work in self.work(stage)
+        )
+
+    def under(self, policy: Policy) -> StagePolicy:
+        """The run's layers under one policy (kept, so that each is evaluated once)."""
+        if policy not in self._stages:
+            self._stages[policy] = StagePolicy(self.graph, policy)
+        return self._stages[policy]
