@@ -141,10 +141,6 @@ class Rivals:
             return Fit((name,), None, None)
         return Fit((name,), sum(each.cost for each in every), high)
 
-    def best_single(self, budget: int) -> Fit | None:
-        """The cheapest single policy that fits everywhere; None if none does."""
-        return self.best_of([*self.names, "sqrt"], budget)
-
     def best_pair(self, budget: int) -> Fit | None:
         """The cheapest mix of two policies that fits everywhere; None if none does."""
         pairs = list(permutations(range(len(self.names)), 2))

@@ -21,7 +21,7 @@ from actcalc.layers.model import ModelGraph
 from actcalc.policy.outcome import LayerOutcome, layer_outcome
 from actcalc.policy.rules import NONE, Policy
 from actcalc.run.staged import StagedRun
-from actcalc.solve.options import Option, OptionSet
+from actcalc.solve.options import Option
 from actcalc.solve.problem import LIMIT, PlanLayer, PlanOp
 from actcalc.solve.segments import Chain
 from actcalc.specs.recompute import MODULES
@@ -217,16 +217,6 @@ def module_policies(model: ModelGraph, graph: Graph, full: Policy) -> tuple[Poli
             key = frozenset(again | {f"drops {name}" for name in drops})
             found.setdefault(key, Policy("+".join(chosen), modules=chosen))
     return (*found.values(), full)
-
-
-def module_options(model: ModelGraph, graph: Graph, costs: Costs, full: Policy) -> OptionSet:
-    """The undominated ways to run one layer by wrapping modules of it, or all of it."""
-    return OptionSet.of(
-        [
-            policy_option(model, graph, costs, policy)
-            for policy in module_policies(model, graph, full)
-        ]
-    )
 
 
 def module_chain(model: ModelGraph, graph: Graph, costs: Costs, full: Policy) -> Chain:

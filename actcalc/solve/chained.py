@@ -40,7 +40,7 @@ def chained(stack: Stack, room: Callable[[int], int]) -> Answer | None:
         for g in stack.groups
     )
     if alike:
-        return _one_kind(stack, room)
+        return _OneKind(stack).solve(room)
     found = chain_path(stack).solve(room)
     if found is None:
         return None
@@ -48,36 +48,53 @@ def chained(stack: Stack, room: Callable[[int], int]) -> Answer | None:
     return Answer(cost, steps, bound, states, "constrained shortest path")
 
 
-def _one_kind(stack: Stack, room: Callable[[int], int]) -> Answer | None:
+class _OneKind:
     """Chains in a stack of equal layers: how many layers to chain is all there is to choose.
 
     A chained layer costs the same in a chain of any length, so t chained layers make as few
     chains as the working set allows, ceil(t / k), of lengths as equal as can be; the other layers
     are a knapsack.
     """
-    first = stack.groups[0]
-    layers = sum(g.count for g in stack.groups)
-    options, chain, m = first.options, first.chain, stack.weight(first)
-    longest = min(stack.max_segment, layers) if chain is not None else 0
-    chained = chain if chain is not None else Chain(0, 0, 0, 0)
-    works = [k * chained.working_bytes + (k - 1) * chained.head_bytes for k in range(longest + 1)]
-    counts = np.arange(layers + 1, dtype=np.int64)
-    states = 0
 
-    def stored_by(t: int, k: int) -> int:
-        return m * (-(-t // k) * chained.head_bytes + t * chained.extra_bytes) if t else 0
+    def __init__(self, stack: Stack) -> None:
+        first = stack.groups[0]
+        self.layers = sum(g.count for g in stack.groups)
+        self.options, self.m = first.options, stack.weight(first)
+        self.chain = first.chain or Chain(0, 0, 0, 0)
+        longest = min(stack.max_segment, self.layers) if first.chain is not None else 0
+        again, head = self.chain.working_bytes, self.chain.head_bytes
+        self.works = [k * again + (k - 1) * head for k in range(longest + 1)]
+        self.counts = np.arange(self.layers + 1, dtype=np.int64)
+        self.states = 0
 
-    def reach(high: int) -> int:
-        k = bisect_right(works, high) - 1 if longest > 1 else 0
+    def solve(self, room: Callable[[int], int]) -> Answer | None:
+        levels = sorted({*self.options.levels, *self.works[2:]})
+        searched = search_levels(levels, room, self._bounded, self._relaxed)
+        if searched is None:
+            return None
+        lengths, picks = searched.best.plan
+        ranked = sorted(
+            (i for i, n in picks for _ in range(n)), key=lambda i: -self.options.working[i]
+        )
+        units = [Step(k, None) for k in lengths] + [Step(1, i) for i in ranked]
+        method = "hull bound and core search for every number of chained layers"
+        return Answer(searched.best.cost, units, searched.bound, self.states, method)
+
+    def _stored_by(self, t: int, k: int) -> int:
+        chain = self.chain
+        return self.m * (-(-t // k) * chain.head_bytes + t * chain.extra_bytes) if t else 0
+
+    def _reach(self, high: int) -> int:
+        k = bisect_right(self.works, high) - 1 if len(self.works) > 2 else 0
         return k if k > 1 else 0
 
-    def bounds(high: int, capacity: int) -> tuple[NDArray[np.float64], int]:
+    def _bounds(self, high: int, capacity: int) -> tuple[NDArray[np.float64], int]:
         # Lower bounds for every number of chained layers; rounding may only loosen them.
-        k = reach(high)
-        t = counts if k else counts[:1]
-        left = capacity - m * (-(-t // max(k, 1)) * chained.head_bytes + t * chained.extra_bytes)
-        single = layers - t
-        menu = options.menu(high)
+        k, m, chain = self._reach(high), self.m, self.chain
+        t = self.counts if k else self.counts[:1]
+        left = capacity - m * (-(-t // max(k, 1)) * chain.head_bytes + t * chain.extra_bytes)
+        single = self.layers - t
+        menu = self.options.menu(high)
         costs = np.full(len(t), np.inf)
         if menu is not None:
             corners, values = menu.corners
@@ -88,52 +105,48 @@ def _one_kind(stack: Stack, room: Callable[[int], int]) -> Answer | None:
             costs[some] = value
         if k and left[-1] >= 0:
             costs[-1] = 0.0
-        costs += t * float(chained.cost)
+        costs += t * float(chain.cost)
         return costs * (1 - 1e-12) - 1e-6, k
 
-    def bounded(high: int, capacity: int) -> int | None:
-        least = bounds(high, capacity)[0].min()
+    def _bounded(self, high: int, capacity: int) -> int | None:
+        least = self._bounds(high, capacity)[0].min()
         return None if np.isinf(least) else max(0, math.ceil(least))
 
-    def relaxed(high: int, capacity: int, below: int | None) -> Relaxed[_Chained] | None:
-        nonlocal states
-        least, k = bounds(high, capacity)
+    def _relaxed(self, high: int, capacity: int, below: int | None) -> Relaxed[_Chained] | None:
+        least, k = self._bounds(high, capacity)
         best: Relaxed[_Chained] | None = None
         for t in np.argsort(least, kind="stable").tolist():
             if np.isinf(least[t]) or (below is not None and math.ceil(least[t]) >= below):
                 break
-            spent, paid = stored_by(t, k), t * chained.cost
-            picks: tuple[tuple[int, int], ...] = ()
-            cost, held, working = paid, spent, 0
-            if t < layers:
-                mix = mix_of([(options, layers - t, m)], high)
-                left = None if below is None else below - paid
-                found = None if mix is None else mix.solve(capacity - spent, left)
-                if found is None:
-                    continue
-                states += found.states
-                (picks,) = found.picks
-                cost += found.cost
-                held += m * sum(n * options.stored[i] for i, n in picks)
-                working = max(options.working[i] for i, _ in picks)
-            elif below is not None and cost >= below:
-                continue
-            lengths = _even(t, -(-t // k)) if t else []
-            if lengths:
-                working = max(working, works[lengths[0]])
-            best = Relaxed(cost, held, working, (lengths, picks))
-            below = cost
+            found = self._with_chained(t, k, high, capacity, below)
+            if found is not None:
+                best, below = found, found.cost
         return best
 
-    levels = sorted({*options.levels, *works[2:]})
-    searched = search_levels(levels, room, bounded, relaxed)
-    if searched is None:
-        return None
-    lengths, picks = searched.best.plan
-    ranked = sorted((i for i, n in picks for _ in range(n)), key=lambda i: -options.working[i])
-    units = [Step(k, None) for k in lengths] + [Step(1, i) for i in ranked]
-    method = "hull bound and core search for every number of chained layers"
-    return Answer(searched.best.cost, units, searched.bound, states, method)
+    def _with_chained(
+        self, t: int, k: int, high: int, capacity: int, below: int | None
+    ) -> Relaxed[_Chained] | None:
+        """The best plan of ``t`` chained layers, if it costs less than ``below``."""
+        options, m = self.options, self.m
+        held, cost, working = self._stored_by(t, k), t * self.chain.cost, 0
+        picks: tuple[tuple[int, int], ...] = ()
+        if t < self.layers:
+            mix = mix_of([(options, self.layers - t, m)], high)
+            left = None if below is None else below - cost
+            found = None if mix is None else mix.solve(capacity - held, left)
+            if found is None:
+                return None
+            self.states += found.states
+            (picks,) = found.picks
+            cost += found.cost
+            held += m * sum(n * options.stored[i] for i, n in picks)
+            working = max(options.working[i] for i, _ in picks)
+        elif below is not None and cost >= below:
+            return None
+        lengths = _even(t, -(-t // k)) if t else []
+        if lengths:
+            working = max(working, self.works[lengths[0]])
+        return Relaxed(cost, held, working, (lengths, picks))
 
 
 _Chained = tuple[list[int], tuple[tuple[int, int], ...]]

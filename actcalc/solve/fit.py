@@ -11,13 +11,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 from math import gcd
 from typing import Any, NamedTuple
 
 from actcalc.solve.knapsack import Mix
-from actcalc.solve.order import Aim, Choice, Found, menu, menu_of, search
+from actcalc.solve.order import Aim, Choice, menu, menu_of, search
 from actcalc.solve.stage import GONE, WHOLE, StageProblem, Ways
 
 SECONDS = 5.0
@@ -297,11 +296,3 @@ def _shared(parts: Sequence[tuple[Any, int, int]]) -> Mix:
     if key not in cache:
         cache[key] = Mix(parts)
     return cache[key]
-
-
-def runs(choice: Iterable[int]) -> list[tuple[int, int]]:
-    """Equal neighbours of a choice, as (way, how many)."""
-    return [(way, sum(1 for _ in same)) for way, same in groupby(choice)]
-
-
-__all__ = ["SECONDS", "Found", "Solved", "least_peak", "runs", "solve_stage"]

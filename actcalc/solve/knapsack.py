@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -163,7 +163,7 @@ class Mix:
         capacity = self._round(capacity)
         at = bisect_right(self._weights, capacity) - 1
         room = capacity - self._weights[at]
-        return _search(self, at, room, self._costs[at], cutoff, rough=rough)
+        return _Search(self, at, room, self._costs[at], cutoff).run(rough=rough)
 
     def core(self, at: int) -> Core:
         """Reduced costs of every option against break edge ``at`` that could matter; cached."""
@@ -228,100 +228,119 @@ class Mix:
 _Trace = tuple[Any, int, int] | None
 
 
-def _search(
-    mix: Mix, at: int, room: int, base_cost: int, cutoff: int | None, *, rough: bool
-) -> Found | None:
+class _Search:
     """Close the gap around break edge ``at``; see the module's docstring, step 3.
 
     ``room`` is the capacity left when every layer sits at the base; values ``v`` below are
     scaled costs above the bound: edge.weight * (cost - bound) = reduced costs + lambda * unused.
     """
-    edge = mix.edges[at]
-    core = mix.core(at)
-    q, p, step = edge.weight, edge.saved, mix.cost_lattice
-    layers = sum(n for _, n, _ in mix.parts)
-    floor = q * base_cost - p * room
-    best_cost = cutoff
-    best: tuple[int, _Trace] | None = None
-    limit = q * (best_cost - 1) - floor if best_cost is not None else p * q
-    states = 0
 
-    def visit(shift: int, rc: int, layers: int, trace: _Trace) -> None:
-        nonlocal best_cost, best, limit
-        left = room - shift
+    def __init__(self, mix: Mix, at: int, room: int, base_cost: int, cutoff: int | None) -> None:
+        self.mix, self.at, self.room, self.base_cost = mix, at, room, base_cost
+        self.edge = edge = mix.edges[at]
+        self.core = mix.core(at)
+        self.step = mix.cost_lattice
+        self.layers = sum(n for _, n, _ in mix.parts)
+        self.floor = edge.weight * base_cost - edge.saved * room
+        self.best_cost = cutoff
+        self.best: tuple[int, _Trace] | None = None
+        most = edge.saved * edge.weight
+        self.limit = most if cutoff is None else edge.weight * (cutoff - 1) - self.floor
+        self.states = 0
+
+    def run(self, *, rough: bool) -> Found | None:
+        """The optimum below the cutoff; None if there is none. ``rough`` stops at a good one."""
+        self._visit(0, 0, self.edge.count, None)
+        part = self.edge.part
+        order = [g for g in range(len(self.mix.parts)) if g != part] + [part]
+        for g in order:
+            for rc, shift, i in self.core.deviations[g]:
+                if rc > self.limit:
+                    break
+                self._visit(shift, rc, self.edge.count - (g == part), (None, g, i))
+        if rough and self.best is not None:
+            return self._found(0)
+        if self.layers <= FEW_LAYERS or not self._deviate(order):
+            return self._halved()
+        return self._found(self.states)
+
+    def _visit(self, shift: int, rc: int, layers: int, trace: _Trace) -> None:
+        left = self.room - shift
         if left < 0:
             return
+        q, p = self.edge.weight, self.edge.saved
         moved = min(left // q, layers)
-        cost = (floor + rc + p * (left - moved * q)) // q
-        if best_cost is None or cost < best_cost:
-            best_cost, best = cost, (moved, trace)
+        cost = (self.floor + rc + p * (left - moved * q)) // q
+        if self.best_cost is None or cost < self.best_cost:
+            self.best_cost, self.best = cost, (moved, trace)
             # The next better plan costs at least one lattice step less.
-            limit = min(limit, q * (cost - step) - floor)
+            self.limit = min(self.limit, q * (cost - self.step) - self.floor)
 
-    visit(0, 0, edge.count, None)
-    order = [g for g in range(len(mix.parts)) if g != edge.part] + [edge.part]
-    for g in order:
-        for rc, shift, i in core.deviations[g]:
-            if rc > limit:
-                break
-            visit(shift, rc, edge.count - (g == edge.part), (None, g, i))
+    def _found(self, states: int) -> Found | None:
+        if self.best is None or self.best_cost is None:
+            return None
+        return Found(self.best_cost, _picks(self.mix, self.core, self.edge, *self.best), states)
 
-    def halved() -> Found | None:
-        below = None if best_cost is None else best_cost - base_cost
+    def _halved(self) -> Found | None:
+        base = self.base_cost
+        below = None if self.best_cost is None else self.best_cost - base
         chosen: list[dict[int, int]] | None = None
-        seen, left = states, limit
-        fine = p // step >= FINE_COSTS and layers > FEW_LAYERS
+        seen, left = self.states, self.limit
+        fine = self.edge.saved // self.step >= FINE_COSTS and self.layers > FEW_LAYERS
         for part in DEEPENING if fine else (1,):
             depth = left // part
-            found = search_halves(mix, at, core, room, below, depth)
+            found = search_halves(self.mix, self.at, self.core, self.room, below, depth)
             seen += found.states
             if found.counts is not None and found.gain is not None:
                 chosen, below = found.counts, found.gain
-                left = min(left, q * (base_cost + below - step) - floor)
+                left = min(left, self.edge.weight * (base + below - self.step) - self.floor)
             if left <= depth:
                 break
         if chosen is not None and below is not None:
-            return Found(base_cost + below, _counted(mix, chosen), seen)
-        if best is None or best_cost is None:
-            return None
-        return Found(best_cost, _picks(mix, core, edge, *best), seen)
+            return Found(base + below, _counted(self.mix, chosen), seen)
+        return self._found(seen)
 
-    if rough and best is not None and best_cost is not None:
-        return Found(best_cost, _picks(mix, core, edge, *best), 0)
-    if layers <= FEW_LAYERS:
-        return halved()
-    merged: dict[int, tuple[int, _Trace]] = {0: (0, None)}
-    for g in order:
-        deviations = core.deviations[g]
-        if not deviations or deviations[0][0] > limit:
-            continue
-        last = g == edge.part
-        level = {s: state for s, state in merged.items() if state[0] <= limit}
-        merged = dict(level)
-        for used in range(1, mix.parts[g][1] + 1):
-            new: dict[int, tuple[int, _Trace]] = {}
-            free = edge.count - used if last else edge.count
-            for shift, (rc, trace) in level.items():
-                for more, dw, i in deviations:
-                    total = rc + more
-                    if total > limit:
-                        break
-                    to = shift + dw
-                    states += 1
-                    known = merged.get(to)
-                    if known is not None and known[0] <= total:
-                        continue
-                    state = (total, (trace, g, i))
-                    merged[to] = new[to] = state
-                    visit(to, total, free, state[1])
-            if states > MANY_STATES:
-                return halved()
-            if not new:
-                break
-            level = new
-    if best is None or best_cost is None:
-        return None
-    return Found(best_cost, _picks(mix, core, edge, *best), states)
+    def _deviate(self, order: Sequence[int]) -> bool:
+        """Add deviations one layer at a time; False if that takes too many states."""
+        merged: dict[int, tuple[int, _Trace]] = {0: (0, None)}
+        for g in order:
+            deviations = self.core.deviations[g]
+            if not deviations or deviations[0][0] > self.limit:
+                continue
+            level = {s: state for s, state in merged.items() if state[0] <= self.limit}
+            merged = dict(level)
+            for used in range(1, self.mix.parts[g][1] + 1):
+                free = self.edge.count - used if g == self.edge.part else self.edge.count
+                level = self._grown(g, level, merged, free)
+                if self.states > MANY_STATES:
+                    return False
+                if not level:
+                    break
+        return True
+
+    def _grown(
+        self,
+        g: int,
+        level: Mapping[int, tuple[int, _Trace]],
+        merged: dict[int, tuple[int, _Trace]],
+        free: int,
+    ) -> dict[int, tuple[int, _Trace]]:
+        """The states with one more deviating layer of kind ``g``, also put among ``merged``."""
+        new: dict[int, tuple[int, _Trace]] = {}
+        for shift, (rc, trace) in level.items():
+            for more, dw, i in self.core.deviations[g]:
+                total = rc + more
+                if total > self.limit:
+                    break
+                to = shift + dw
+                self.states += 1
+                known = merged.get(to)
+                if known is not None and known[0] <= total:
+                    continue
+                state = (total, (trace, g, i))
+                merged[to] = new[to] = state
+                self._visit(to, total, free, state[1])
+        return new
 
 
 FEW_LAYERS = 12

@@ -177,14 +177,6 @@ class OptionSet:
             ("together", layers, weight), self._k * weight, self._w, self._c * layers
         )
 
-    def as_last(self, weight: int, again: int = 0) -> OptionSet:
-        """The options with their working set counted as stored (a layer whose backward is next).
-
-        ``again`` comes on top where there is one.
-        """
-        stored = self._k * weight + self._w + np.where(self._w > 0, again, 0)
-        return self._derived(("last", weight, again), stored, np.zeros_like(stored), self._c)
-
     def origin(self, index: int) -> int:
         """For a derived set: the index, in the set it came from, of option ``index``."""
         return self._index[index]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from actcalc.solve.frontier import pareto
 from actcalc.solve.knapsack import Mix
 from actcalc.solve.options import Menu
-from actcalc.solve.stage import GONE, WHOLE, Limit, StageProblem, Ways
+from actcalc.solve.stage import StageProblem, Ways
 
 Ints = NDArray[np.int64]
 Choice = list[list[int]]
@@ -299,6 +299,3 @@ def _pareto(columns: Sequence[Ints]) -> Ints:
         kept = np.concatenate([kept, part[left]])
         found.append(left + start)
     return order[np.concatenate(found)]
-
-
-__all__ = ["GONE", "WHOLE", "Aim", "Choice", "Found", "Limit", "menu", "menu_of", "search"]

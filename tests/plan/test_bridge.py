@@ -17,7 +17,7 @@ from actcalc.plan.named import Rivals
 from actcalc.plan.options import (
     ARRIVAL,
     costs_of,
-    module_options,
+    module_policies,
     plan_layer,
     policy_option,
     wrapped_modules,
@@ -26,13 +26,18 @@ from actcalc.plan.planner import RunPlanner
 from actcalc.plan.settings import PlanSettings
 from actcalc.policy.rules import NONE, parse_policy
 from actcalc.run.staged import StagedRun
-from actcalc.solve import knapsack, layer_options
+from actcalc.solve import OptionSet, knapsack, layer_options
 from actcalc.solve.frontier import layer_option
 from actcalc.specs.run import Run
 from tests.sweeps import sampled
 
 GPT3 = {"tp": 8, "sp": True}
 MODELS = ("gpt3-175b", "llama-3-8b", "mixtral-8x7b", "deepseek-v3", "gemma-2-9b", "bert-large")
+
+
+def module_options(model: Any, graph: Any, costs: Any, full: Any) -> OptionSet:
+    every = module_policies(model, graph, full)
+    return OptionSet.of([policy_option(model, graph, costs, policy) for policy in every])
 
 
 def gpt3(device: str | None = "a100-80gb", **layout: Any) -> Run:
@@ -120,7 +125,8 @@ def test_gpt3_frontier_and_named_policies() -> None:
     (at_16,) = planner.plan(16_000_000_000)
     assert at_16.cost is not None
     assert at_16.cost <= 0.5 * selective.cost
-    single, pair = rivals.best_single(6_000_000_000), rivals.best_pair(6_000_000_000)
+    single = rivals.best_of([*rivals.names, "sqrt"], 6_000_000_000)
+    pair = rivals.best_pair(6_000_000_000)
     (at_6,) = planner.plan(6_000_000_000)
     assert at_6.cost is not None
     assert single is not None
