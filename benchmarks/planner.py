@@ -150,6 +150,7 @@ WHOLE = (
     ("llama-3.1-405b", {"tp": 8, "sp": True, "pp": 14}),
     ("llama-3.1-405b", {"tp": 8, "sp": True, "pp": 16, "layers_per_stage": (7, *[8] * 14, 7)}),
     ("deepseek-v3", {"pp": 16, "ep": 8, "dp": 8, "layers_per_stage": (*[4] * 15, 1)}),
+    ("deepseek-v3", {"pp": 16, "ep": 64, "dp": 64, "layers_per_stage": (*[4] * 15, 1)}),
 )
 
 
