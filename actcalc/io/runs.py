@@ -20,7 +20,7 @@ from actcalc.specs.validate import build
 from actcalc.specs.workload import Workload
 
 if TYPE_CHECKING:
-    from actcalc.io.megatron.arguments import Arguments
+    from actcalc.io.megatron import Arguments
     from actcalc.measure.layer import MeasuredLayer
     from actcalc.specs.device import Device
 
@@ -101,7 +101,7 @@ def _section(values: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
 
 def megatron_source(text: str) -> Source:
     """Read a flat JSON or YAML mapping of Megatron's long option names; ``SpecError`` if not."""
-    from actcalc.io.megatron.arguments import read_arguments
+    from actcalc.io.megatron import read_arguments
     from actcalc.io.yamlfile import read_mapping
 
     path = Path(text)
@@ -133,7 +133,7 @@ def _holds_megatron(path: Path) -> bool:
         return False
     if '"model_type"' in text:
         return False  # a config.json says so itself, and need not be read twice
-    from actcalc.io.megatron.arguments import is_arguments
+    from actcalc.io.megatron import is_arguments
     from actcalc.io.yamlfile import read_mapping
 
     try:
