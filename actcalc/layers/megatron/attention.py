@@ -17,8 +17,8 @@ from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import Expr, symbol
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import Collective, Comm, DType, GraphBuilder, Weight
+from actcalc.layers.core.norm import norm
 from actcalc.layers.megatron.linear import dropout, linear, residual_add
-from actcalc.layers.megatron.norm import norm
 from actcalc.specs import LayerKind
 
 GROUP = "attention"
@@ -529,28 +529,20 @@ def _project(g: GraphBuilder, ctx: Context, source: str) -> tuple[str, str, str,
 
 def _normalised(g: GraphBuilder, ctx: Context, q: str, k: str, v: str) -> tuple[str, str, str]:
     """Append normalisation of queries and keys (and values), per head or over the full width."""
-    model = ctx.model
-    rows = (ctx.s, ctx.b)
-    widths = {"q": ctx.q_width, "k": ctx.kv_width}
-    shapes: dict[str, tuple[Expr, ...]] = {label: (*rows, w) for label, w in widths.items()}
-    if model.qk_norm == "head":
-        shapes = {"q": (*rows, ctx.heads, ctx.d), "k": (*rows, ctx.kv_heads, ctx.d)}
-        widths = {"q": ctx.d, "k": ctx.d}
+    model, rows = ctx.model, (ctx.s, ctx.b)
+    each = model.qk_norm == "head"
+
+    def normed(label: str, source: str, shape: tuple[Expr, ...]) -> str:
+        return norm(
+            g, ctx, f"{label}_norm", source, out=f"{label}_normed", shape=shape, group=GROUP,
+            modules=MODULE,
+        )  # fmt: skip
+
     if model.qk_norm != "none":
-        q = norm(
-            g, ctx, "q_norm", q, "q_normed", group=GROUP, modules=MODULE,
-            shape=shapes["q"], weight_width=widths["q"],
-        )  # fmt: skip
-        k = norm(
-            g, ctx, "k_norm", k, "k_normed", group=GROUP, modules=MODULE,
-            shape=shapes["k"], weight_width=widths["k"],
-        )  # fmt: skip
+        q = normed("q", q, (*rows, ctx.heads, ctx.d) if each else (*rows, ctx.q_width))
+        k = normed("k", k, (*rows, ctx.kv_heads, ctx.d) if each else (*rows, ctx.kv_width))
     if model.v_norm:
-        shape = (ctx.s, ctx.b, ctx.kv_heads, ctx.d)
-        v = norm(
-            g, ctx, "v_norm", v, "v_normed", group=GROUP, modules=MODULE,
-            shape=shape, weight_width=ctx.d,
-        )  # fmt: skip
+        v = normed("v", v, (*rows, ctx.kv_heads, ctx.d))
     return q, k, v
 
 

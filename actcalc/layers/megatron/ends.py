@@ -5,9 +5,9 @@ from __future__ import annotations
 from actcalc.layers.core.algebra import ONE, symbol
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import Collective, Comm, DType, Graph, GraphBuilder, Weight
+from actcalc.layers.core.norm import norm
 from actcalc.layers.core.scoped import Scoped
 from actcalc.layers.megatron.linear import dropout, linear
-from actcalc.layers.megatron.norm import norm
 
 EMBEDDING_SCOPE = "embedding"
 
@@ -24,9 +24,7 @@ def embedding_graph(ctx: Context) -> Graph:
     else:
         first, out = "token_ids", embed(g, ctx)
     if ctx.model.embedding_norm:
-        out = norm(
-            g, ctx, "embedding_norm", out, "embedding_norm_out", group="embedding", modules=()
-        )
+        out = norm(g, ctx, "embedding_norm", out, group="embedding", modules=())
     if ctx.embedding_dropout:
         out = dropout(g, "embedding_dropout", "embedding", out)
     if ctx.model.encoder_layers:
@@ -41,7 +39,7 @@ def _between(g: GraphBuilder, ctx: Context) -> None:
     by each decoder layer's key and value projection, the norm's input by the norm.
     """
     last = g.shared("encoder_last", (ctx.s_region, ctx.b, ctx.h), ctx.residual)
-    norm(g, ctx, "encoder_final_norm", last, "encoder_normed", group="embedding", modules=())
+    norm(g, ctx, "encoder_final_norm", last, out="encoder_normed", group="embedding", modules=())
     inner = Scoped(g, "decoder_")
     out = embed(inner, ctx.of_decoder(), source=last)
     if ctx.embedding_dropout:
@@ -133,12 +131,12 @@ def head_graph(ctx: Context) -> Graph:
     stream = g.tensor("input", (ctx.s_region, ctx.b, ctx.h), ctx.residual)
     if model.head == "none":
         if model.final_norm:
-            stream = norm(g, ctx, "final_norm", stream, "final_norm_out", group="head", modules=())
+            stream = norm(g, ctx, "final_norm", stream, group="head", modules=())
         g.op("end", "view", "head", [stream], [])
         return g.build("input", stream)
     if model.head == "mlm":
         if model.norm_placement == "pre" and model.final_norm:
-            stream = norm(g, ctx, "final_norm", stream, "final_norm_out", group="head", modules=())
+            stream = norm(g, ctx, "final_norm", stream, group="head", modules=())
         if model.sentence_head:
             _sentence_head(g, ctx, stream)
         dense = g.tensor("transform_out", (ctx.s_region, ctx.b, ctx.h), ctx.act)
@@ -149,9 +147,9 @@ def head_graph(ctx: Context) -> Graph:
         )  # fmt: skip
         active = g.tensor("transform_active", g.shape(dense), ctx.act)
         g.op("transform_activation", "activation", "head", [dense], [active], saves=[dense])
-        stream = norm(g, ctx, "head_norm", active, "head_norm_out", group="head", modules=())
+        stream = norm(g, ctx, "head_norm", active, group="head", modules=())
     elif model.final_norm:
-        stream = norm(g, ctx, "final_norm", stream, "final_norm_out", group="head", modules=())
+        stream = norm(g, ctx, "final_norm", stream, group="head", modules=())
     if model.head == "classifier":
         return g.build("input", _classify(g, ctx, stream))
     return g.build("input", predict(g, ctx, stream))

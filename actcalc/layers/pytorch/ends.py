@@ -8,10 +8,10 @@ from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import ONE, Expr, symbol
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import DType, Graph, GraphBuilder, Weight
+from actcalc.layers.core.norm import norm
 from actcalc.layers.megatron.linear import dropout
 from actcalc.layers.pytorch.linear import linear
 from actcalc.layers.pytorch.mlp import activate
-from actcalc.layers.pytorch.norm import norm
 
 EMBEDDING_SCOPE = "embedding"
 

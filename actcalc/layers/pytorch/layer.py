@@ -6,6 +6,7 @@ from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import ONE
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import DType, Graph, GraphBuilder
+from actcalc.layers.core.norm import norm
 from actcalc.layers.core.scoped import Scoped
 from actcalc.layers.megatron.linear import dropout
 from actcalc.layers.pytorch.attention import attention
@@ -13,7 +14,6 @@ from actcalc.layers.pytorch.linear import promoted
 from actcalc.layers.pytorch.mla import mla_attention
 from actcalc.layers.pytorch.mlp import feed_forward
 from actcalc.layers.pytorch.moe import moe
-from actcalc.layers.pytorch.norm import norm
 from actcalc.layers.pytorch.relative import relative_attention
 from actcalc.specs import LayerKind
 
