@@ -6,10 +6,9 @@ from actcalc.layers.core.algebra import ONE, symbol
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import Collective, Comm, DType, Graph, GraphBuilder, Weight
 from actcalc.layers.core.norm import norm
+from actcalc.layers.core.ops import EMBEDDING_SCOPE, dropout, matmul, softcap
 from actcalc.layers.core.scoped import Scoped
-from actcalc.layers.megatron.linear import dropout, linear
-
-EMBEDDING_SCOPE = "embedding"
+from actcalc.layers.megatron.linear import linear
 
 
 def embedding_graph(ctx: Context) -> Graph:
@@ -161,17 +160,15 @@ def _sentence_head(g: GraphBuilder, ctx: Context, stream: str) -> None:
     Every rank holds both whole (Megatron-Core models/bert/pooler.py, bert_model.py binary_head).
     """
     pooled = g.tensor("pooled", (ctx.b, ctx.h), ctx.act)
-    square = Weight("pooler.weight", (ctx.h, ctx.h)), Weight("pooler.bias", (ctx.h,))
     # The first token is a slice of the stream, tanh keeps its output.
-    g.op(
-        "pooler", "linear", "head", [stream], [pooled], saves=[stream, pooled],
-        flops=ctx.b * ctx.h * ctx.h * 2, weights=square,
+    matmul(
+        g, "pooler", "head", stream, [pooled], rows=ctx.b, inside=ctx.h, outside=ctx.h, bias=True,
+        saves=[stream, pooled],
     )  # fmt: skip
     order = g.tensor("sentence_order", (ctx.b, ONE * 2), DType.FP32)
-    weights = Weight("binary_head.weight", (ONE * 2, ctx.h)), Weight("binary_head.bias", (ONE * 2,))
-    g.op(
-        "binary_head", "linear", "head", [pooled], [order], saves=[pooled, order],
-        flops=ctx.b * ctx.h * 4, weights=weights,
+    matmul(
+        g, "binary_head", "head", pooled, [order], rows=ctx.b, inside=ctx.h, outside=ONE * 2,
+        bias=True, saves=[pooled, order],
     )  # fmt: skip
 
 
@@ -179,11 +176,7 @@ def _classify(g: GraphBuilder, ctx: Context, stream: str) -> str:
     """Append a classifier of the first token and its loss."""
     labels = ONE * (ctx.model.labels or 2)
     logits = g.tensor("logits", (ctx.b, labels), ctx.act)
-    weights = [Weight("head.weight", (labels, ctx.h)), Weight("head.bias", (labels,))]
-    g.op(
-        "head", "linear", "head", [stream], [logits],
-        saves=[stream], flops=ctx.b * ctx.h * labels * 2, weights=weights,
-    )  # fmt: skip
+    matmul(g, "head", "head", stream, [logits], rows=ctx.b, inside=ctx.h, outside=labels, bias=True)
     probs = g.tensor("log_probs", (ctx.b, labels), ctx.act)
     g.op("cross_entropy", "loss", "head", [logits], [probs], saves=[probs])
     return probs
@@ -220,9 +213,7 @@ def predict(g: GraphBuilder, ctx: Context, stream: str) -> str:
         comm=comm, backward_comm=backward,
     )  # fmt: skip
     if model.logit_softcap:
-        capped = g.tensor("logits_capped", g.shape(logits), ctx.act)
-        g.op("logit_softcap", "activation", "head", [logits], [capped], saves=[capped])
-        logits = capped
+        logits = softcap(g, "logit_softcap", "head", logits, "logits_capped")
     loss = g.tensor("loss", (ctx.b, ctx.s), DType.FP32)
     # Maximum, predicted logit and sum of exponentials are each reduced over the group.
     reduced = [Comm(Collective.ALL_REDUCE, "tp", rows * 4)] * 3 if ctx.tp else []

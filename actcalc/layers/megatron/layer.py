@@ -7,9 +7,9 @@ from actcalc.layers.core.algebra import Expr
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import Graph, GraphBuilder
 from actcalc.layers.core.norm import norm
+from actcalc.layers.core.ops import dropout
 from actcalc.layers.core.scoped import Scoped
 from actcalc.layers.megatron.attention import close_attention, cross_attention, self_attention
-from actcalc.layers.megatron.linear import dropout
 from actcalc.layers.megatron.mlp import close_ffn, mlp
 from actcalc.specs import LayerKind, Model
 

@@ -16,7 +16,8 @@ from actcalc.layers.core.algebra import ONE, Expr, symbol
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import Collective, Comm, DType, GraphBuilder, Weight
 from actcalc.layers.core.norm import norm
-from actcalc.layers.megatron.linear import dropout, linear, residual_add
+from actcalc.layers.core.ops import dropout, residual_add
+from actcalc.layers.megatron.linear import linear
 from actcalc.specs import Mamba
 
 GROUP = "mamba"

@@ -14,7 +14,8 @@ from actcalc.layers.core.algebra import Expr, symbol
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import Collective, Comm, DType, GraphBuilder
 from actcalc.layers.core.norm import norm
-from actcalc.layers.megatron.attention import GROUP, CoreInput, core, keys_of, rotary_tables
+from actcalc.layers.megatron.attention import keys_of, rotary_tables
+from actcalc.layers.megatron.core import GROUP, CoreInput, core
 from actcalc.layers.megatron.linear import linear
 from actcalc.specs import LayerKind, Mla
 

@@ -10,7 +10,8 @@ from actcalc.layers.core.activation import FUSED, OP_BY_OP, Activation
 from actcalc.layers.core.algebra import Expr
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import DType, GraphBuilder
-from actcalc.layers.megatron.linear import dropout, linear, residual_add
+from actcalc.layers.core.ops import dropout, residual_add
+from actcalc.layers.megatron.linear import linear
 
 GROUP = "ffn"
 MODULE = ("mlp",)

@@ -19,6 +19,7 @@ from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import ONE, Expr, symbol
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import Collective, Comm, DType, GraphBuilder, Weight
+from actcalc.layers.core.ops import matmul
 from actcalc.layers.megatron.linear import linear
 from actcalc.layers.megatron.mlp import GROUP, Style, activate, feed_forward
 from actcalc.specs import Moe
@@ -418,10 +419,9 @@ def _shared_experts(g: GraphBuilder, ctx: Context, source: str) -> str:
     gate = g.tensor("shared_gate", (*rows, Expr.of(1)), ctx.act)
     gated = g.tensor("shared_gated", (*rows, ctx.h), ctx.act)
     # The linear keeps its input, sigmoid its output, the product both factors.
-    g.op(
-        "shared_gate", "linear", GROUP, [source], [gate],
-        saves=[source, gate], flops=ctx.s_region * ctx.b * ctx.h * 2,
-        weights=[Weight("shared_gate.weight", (ONE, ctx.h))], modules=modules,
+    matmul(
+        g, "shared_gate", GROUP, source, [gate], rows=ctx.s_region * ctx.b, inside=ctx.h,
+        outside=ONE, saves=[source, gate], modules=modules,
     )  # fmt: skip
     kept = [out, gate] if ctx.kernel("router") == "megatron" else [out]
     g.op("gate_shared", "multiply", GROUP, [out, gate], [gated], saves=kept, modules=modules)

@@ -9,7 +9,7 @@ from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import ONE, Expr
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import DType, GraphBuilder, Weight
-from actcalc.layers.megatron.linear import dropout
+from actcalc.layers.core.ops import dropout, softcap
 from actcalc.layers.pytorch.heads import (
     CORE,
     GROUP,
@@ -153,9 +153,7 @@ def eager(g: GraphBuilder, ctx: Context, x: Core) -> str:
     pair = list(dict.fromkeys([q.storage, k.storage]))
     g.op("qk", "core", GROUP, pair, [scores], saves=pair, flops=_qk_flops(ctx, x), modules=CORE)
     if ctx.model.attention_softcap:
-        capped = g.tensor("scores_capped", shape, g.dtype(scores))
-        g.op("softcap", "activation", GROUP, [scores], [capped], saves=[capped], modules=CORE)
-        scores = capped
+        scores = softcap(g, "softcap", GROUP, scores, "scores_capped", CORE)
     if ctx.model.attention_sinks:
         if ctx.kernel("attention_sinks") != "joint":
             raise SpecError(

@@ -9,8 +9,8 @@ from actcalc.layers.core.activation import TRANSFORMERS, Activation
 from actcalc.layers.core.algebra import Expr
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import GraphBuilder
-from actcalc.layers.megatron.linear import dropout
-from actcalc.layers.pytorch.linear import linear, promoted
+from actcalc.layers.core.ops import dropout, promoted
+from actcalc.layers.pytorch.linear import linear
 
 GROUP = "ffn"
 MODULE = ("mlp",)
