@@ -9,7 +9,8 @@ import sys
 import pytest
 import yaml
 
-from actcalc.answers.measure import Expected, pair
+from actcalc.answers.measure.pairs import pair
+from actcalc.answers.measure.prediction import Expected
 from actcalc.errors import SpecError
 from actcalc.io import presets
 from actcalc.io.hf import read_config

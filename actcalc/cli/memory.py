@@ -10,7 +10,7 @@ from actcalc.answers.memory import MemoryReport, memory_run
 from actcalc.cli.options import MemoryOptions, OutputOptions, RunOptions, with_options
 from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.errors import SpecError
-from actcalc.io.runs import Source, megatron_source, source
+from actcalc.io.sources import Source, megatron_source, source
 from actcalc.render.memory import memory_sheets, two_sheets
 from actcalc.render.sheet import Sheet
 

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from actcalc.errors import SpecError
-from actcalc.io.runs import Source, resolve, source
+from actcalc.io.runs import resolve
+from actcalc.io.sources import Source, source
 from actcalc.specs.run import Run
 
 Format = Literal["table", "json", "csv", "markdown", "svg", "html"]

@@ -32,7 +32,7 @@ OUTPUTS = {
     "plan-layer": ("actcalc.plan.measured.plan", "LayerPlan"),
     "plan-problem": ("actcalc.answers.plan", "ProblemPlan"),
     "mfu": ("actcalc.answers.mfu", "Utilisation"),
-    "measure": ("actcalc.answers.measure", "Measurement"),
+    "measure": ("actcalc.answers.measure.figures", "Measurement"),
     "compare-layer": ("actcalc.answers.measured_layer", "LayerComparison"),
 }
 NAMES = (*INPUTS, *OUTPUTS)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from actcalc.answers.measure import BytesBeside, LayersBeside, Measurement, TensorBeside
+from actcalc.answers.measure.figures import (
+    BytesBeside,
+    LayersBeside,
+    Measurement,
+    TensorBeside,
+)
 from actcalc.answers.measured_layer import LayerComparison
 from actcalc.render.sheet import Column, Row, Sheet, bytes_column, share_column
 from actcalc.render.units import count, flops, size

@@ -15,7 +15,8 @@ from actcalc.answers.memory import memory_run
 from actcalc.errors import SpecError
 from actcalc.io import megatron
 from actcalc.io.megatron import is_arguments, read_arguments
-from actcalc.io.runs import arguments_source, resolve
+from actcalc.io.runs import resolve
+from actcalc.io.sources import arguments_source
 from actcalc.memory.stage import StageFigure
 from actcalc.specs import Layout
 

@@ -385,11 +385,9 @@ def _flash_core(g: GraphBuilder, ctx: Context, x: CoreInput, *, random_bytes: in
 
 CORE_KERNELS: dict[str, CoreKernel] = {
     "eager_fused": _eager_fused,
-    "eager_unfused": _eager_unfused,
     "eager_megatron_local": _eager_megatron_local,
     "eager_te": _eager_te,
     "flash": _flash,
-    "flash_rng": _flash_rng,
     "flash_local": _flash_local,
     "te": _te_attention,
 }
