@@ -35,8 +35,6 @@ class KernelOptions(Spec):
     """A fused SwiGLU keeps its input in fp8."""
     use_fused_weighted_squared_relu: bool = False
     """Experts' squared ReLU and routing weights are one kernel, which keeps its inputs."""
-    bias_dropout_fusion: bool = True
-    """Fuse bias, dropout and residual addition; it keeps the same mask either way."""
     moe_grouped_gemm: Literal["auto", "on", "off"] = "auto"
     """Run all local experts as one grouped product; auto: only with Transformer Engine."""
     moe_token_dispatcher_type: Literal["alltoall", "allgather"] = "alltoall"

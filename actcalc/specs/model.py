@@ -344,11 +344,6 @@ class Model(Spec):
         return self.heads * (self.mla.qk_dim if self.mla else self.head_dim)
 
     @property
-    def kv_dim(self) -> int:
-        """Width of all key (or value) heads together; without latent attention."""
-        return self.kv_heads * self.head_dim
-
-    @property
     def depth(self) -> int:
         """Layers of the whole model: the encoder's, then the decoder's."""
         return self.encoder_layers + self.layers
