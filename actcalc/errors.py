@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class SpecError(Exception):
     """A description that cannot be computed, or a file that cannot be read as one.
@@ -19,6 +21,20 @@ def shorten(text: object, limit: int = 60) -> str:
     """``text`` quoted, and cut to ``limit`` characters, for an error line."""
     quoted = repr(text)
     return quoted if len(quoted) <= limit else quoted[: limit - 3] + "..."
+
+
+def suggestion(word: str, known: Sequence[str]) -> str:
+    """A hint with the known words that begin like ``word``, else the closest one; "" if none is."""
+    import difflib
+
+    if len(word) > 100:
+        return ""
+    begun = [name for name in known if len(word) > 1 and name.startswith(word.lower())][:4]
+    close = begun or difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
+    if not close:
+        return ""
+    *most, last = close
+    return f"did you mean {', '.join(most)} or {last}?" if most else f"did you mean {last}?"
 
 
 class MissingExtraError(SpecError):

@@ -5,15 +5,61 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import yaml
 
+from tests import sweeps
+
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(__file__).resolve().parent / "data"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--agreement-runs",
+        type=int,
+        default=60,
+        help="random runs on which commands must agree (default 60)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    sweeps.ALL = "not sweep" not in config.option.markexpr
+
+
+LEFT_OUT = pytest.StashKey[int]()
+"""Long sweeps that this run deselects."""
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    if items:
+        stash = items[0].config.stash
+        sweeps = sum(1 for item in items if item.get_closest_marker("sweep"))
+        stash[LEFT_OUT] = stash.get(LEFT_OUT, 0) + sweeps
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of xdist tells the process that prints the summary."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Every worker collects, and deselects, the same tests."""
+    count = getattr(node, "workeroutput", {}).get("left_out", 0)
+    node.config.stash[LEFT_OUT] = max(count, node.config.stash.get(LEFT_OUT, 0))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if count := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(
+            f"{count} tests of long sweeps left out; `pytest -m ''` runs them too, as CI does"
+        )
 
 
 class Outcome(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 
 from actcalc.errors import SpecError
 from actcalc.io import presets
-from actcalc.specs.device import Device, Efficiency
+from actcalc.specs.device import Device
 
 NAMES = presets.names("devices")
 ASKED = [
@@ -58,7 +58,7 @@ def test_all_promised_devices_are_there():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_figure_has_a_source(name):
     preset = presets.load("devices", name)
-    figures = set(preset.values) - {"peak_flops", "efficiency"}
+    figures = set(preset.values) - {"peak_flops"}
     figures |= {f"peak_flops.{number}" for number in preset.values["peak_flops"]}
     assert figures <= set(preset.sources)
     for key in figures:
@@ -232,10 +232,3 @@ def test_nonsense_is_refused():
         Device(**{**good, "peak_flops": {"int3": 1.0}})
     with pytest.raises(SpecError, match="memory_bandwidth"):
         Device(**{**good, "memory_bandwidth_bytes_per_second": 0.0})
-
-
-def test_efficiency_is_read_from_a_mapping():
-    good = device("h100-80gb").model_dump()
-    spec = Device(**{**good, "efficiency": {"gemm": 0.7}})
-    assert spec.efficiency == Efficiency(gemm=0.7)
-    assert spec == Device.model_validate({**good, "efficiency": {"gemm": 0.7}})

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+import jsonschema
 import pytest
 import yaml
 
@@ -17,6 +18,7 @@ from actcalc.io.hf import read_config
 from actcalc.io.hub.write import differences, with_changes, without_dropout, write_config
 from actcalc.io.runs import load_run
 from tests.conftest import DATA, load_data
+from tests.sweeps import sampled
 
 BLOCK = """
 import torch
@@ -91,7 +93,7 @@ def test_preset_becomes_a_config_that_reads_back(name):
     json.dumps(config, allow_nan=False)
 
 
-@pytest.mark.parametrize("name", presets.names("models"))
+@pytest.mark.parametrize("name", sampled(presets.names("models")))
 def test_transformers_understands_that_config(name, torch):
     """Its own configuration class, given the keys, says the same model."""
     from actcalc.measure.hf import build_config
@@ -109,7 +111,7 @@ def test_transformers_understands_that_config(name, torch):
 SHORT = {"seq": 128, "micro_batch": 2, "precision": "bf16"}
 
 
-@pytest.mark.parametrize("name", presets.names("models"))
+@pytest.mark.parametrize("name", sampled(presets.names("models")))
 def test_presets_are_predicted_to_the_byte(name, torch):
     """Every preset that transformers can build: three layers, embedding, head and parameters."""
     from actcalc.answers.measure import measure_run
@@ -194,7 +196,6 @@ def test_json(cli, llama, torch):
 
 
 def test_schema_of_the_json(cli, llama, torch):
-    jsonschema = pytest.importorskip("jsonschema", reason="checks documents if it is there")
     schema = cli("schema", "measure").json
     jsonschema.validate(cli("measure", llama, "--seq", 32, "--json").json, schema)
 

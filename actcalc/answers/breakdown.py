@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -33,6 +34,9 @@ class Breakdown(RunAnswer):
     """Stored tensors of one layer of each kind; embedding and head apart."""
 
     schema_name: ClassVar[str] = "actcalc/breakdown/1"
+    lists: ClassVar[Mapping[str, str]] = {
+        "frameworks": "With several frameworks: the answer of each."
+    }
 
     training: dict[str, Any]
     """Optimizer, number formats, offload, adapters."""

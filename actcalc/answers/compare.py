@@ -19,6 +19,7 @@ from actcalc.policy.checkpoints import checkpoint_optimum
 from actcalc.policy.rules import NONE, Policy
 from actcalc.policy.stage import StagePolicy
 from actcalc.run.staged import StagedRun
+from actcalc.specs.recompute import ALIASES, MODULES
 from actcalc.specs.run import Run
 
 
@@ -131,6 +132,10 @@ class Comparison(RunAnswer):
     """Policies side by side for one run."""
 
     schema_name: ClassVar[str] = "actcalc/compare/1"
+    lists: ClassVar[Mapping[str, str]] = {
+        "frameworks": "With several frameworks: the answer of each.",
+        "models": "With several models: the answer of each.",
+    }
 
     training: dict[str, Any]
     """Optimizer, number formats, offload, adapters."""
@@ -165,7 +170,8 @@ DEFAULT_POLICIES = ("none", "selective", "full", "full-sharded", "ffn", "attenti
 def default_policies(staged: StagedRun) -> tuple[str, ...]:
     """Policies that mean something for this model."""
     tags = {tag for run in staged.kinds for op in run.graph.ops for tag in op.modules}
-    extra = tuple(t for t in ("moe", "moe_act", "shared_experts", "mla_up_proj") if t in tags)
+    usual = {ALIASES.get(name, name) for name in DEFAULT_POLICIES}
+    extra = tuple(n for n, row in MODULES.items() if n not in usual and row.tag in tags)
     sharded = staged.graph.context.tp
     chosen = [
         name
@@ -393,10 +399,10 @@ def _notes(
             f"The multi-token-prediction layer adds {extra:,} parameters; it is counted in FLOPs "
             "and in memory, not in the parameters above or the layers below."
         )
-    if run.workload.precision == "fp8":
+    if run.workload.fp8_products:
         notes.append(
             "fp8 quantises matrix products' inputs on the fly; saved activations are counted in "
-            "their 16-bit form here."
+            "their own type here."
         )
     notes += idle_settings(run, one_layer=False)
     notes += [staged.microbatches_note]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,6 +20,9 @@ class MemoryReport(RunAnswer):
     """The whole GPU, per pipeline stage."""
 
     schema_name: ClassVar[str] = "actcalc/memory/1"
+    lists: ClassVar[Mapping[str, str]] = {
+        "runs": "With several models or frameworks: the answer of each."
+    }
 
     training: dict[str, Any]
     """Optimizer, number formats, offload, adapters."""
@@ -64,7 +67,7 @@ def memory_run(run: Run, *, limits: Sequence[str] = ()) -> MemoryReport:
         **header(staged),
         training=run.training.model_dump(),
         policy=work.policy.name,
-        recipe={**vars(work.rules), "moments": work.moments_bytes_per_parameter},
+        recipe={**work.rules.figures(), "moments": work.moments_bytes_per_parameter},
         schedule=run.layout.pipeline if run.layout.pp > 1 else "none",
         parameters=staged.parameters,
         stages=figures,
@@ -100,7 +103,7 @@ def _notes(
             "The optimizer gives whole weights to ranks: figures are of the fullest rank; "
             "last_rank_spare_bytes says how much less the last one holds."
         )
-    if run.layout.pp > 1 and work.graph.context.framework.kernels.get("ends") == "megatron":
+    if run.layout.pp > 1 and run.framework.drops_sent_outputs:
         notes.append(
             "Pipeline messages: a received input counts as the first layer's, a received gradient "
             "as the last layer's; outputs are dropped once sent."

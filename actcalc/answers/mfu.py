@@ -182,7 +182,7 @@ def utilisation(
     staged, count = StagedRun(run), _devices(run, gpus)
     policy, batch = staged.only_policy, staged.global_batch
     prediction = _predict(staged, policy, count, efficiency)
-    peak = peak_flops(_device(run), run.workload.precision)
+    peak = peak_flops(_device(run), run.workload.arithmetic)
     useful = _scaled(model_flops(staged.graph, counting), batch, run)
     basis, seconds = _step_seconds(step_seconds, mfu, prediction, useful / (count * peak))
     available = seconds * count * peak
@@ -354,7 +354,7 @@ def _prediction(
 ) -> Prediction | None:
     if isinstance(step, str):
         return None
-    shares = rates_of(_device(run), run.workload.precision, efficiency).shares
+    shares = rates_of(_device(run), run.workload.arithmetic, efficiency).shares
     return Prediction(
         step_seconds=step.total,
         pipeline_seconds=step.pipeline,

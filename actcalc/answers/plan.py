@@ -221,6 +221,17 @@ class RunPlan(Result):
         document: dict[str, Any] = _without(super().document(), unused)
         return document
 
+    @classmethod
+    def json_schema(cls) -> dict[str, Any]:
+        """JSON Schema of ``document``, in which every cost has one unit."""
+        schema = super().json_schema()
+        units = tuple(NAMES.values())
+        for part in (schema, *schema["$defs"].values()):
+            if set(units) <= part.get("properties", {}).keys():
+                part["required"] = [name for name in part["required"] if name not in units]
+                part["oneOf"] = [{"required": [unit]} for unit in units]
+        return schema
+
 
 def _without(value: Any, key: str) -> Any:
     if isinstance(value, dict):
@@ -508,7 +519,7 @@ def _changed_runs(planner: RunPlanner) -> list[tuple[str, Run]]:
     """Runs that differ in one option, as it is written on the command line."""
     run = planner.run
     layout, work = run.layout, run.workload
-    splits = planner.model.context.kernel("layer") != "hub"
+    splits = run.framework.model_parallel
     grids: list[dict[str, Any]] = []
     if layout.tp > 1 and not layout.sp:
         grids.append({"sp": True})

@@ -6,10 +6,11 @@ import typer
 
 from actcalc.answers.breakdown import breakdown_run
 from actcalc.cli.options import ModelArgument, OutputOptions, RunOptions, refuse_idle, with_options
-from actcalc.cli.output import check_units, chosen_format, emit, joined
+from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.errors import SpecError
 from actcalc.render.breakdown import breakdown_sheets
 from actcalc.render.sheet import Sheet
+from actcalc.specs.result import joined
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -28,5 +29,5 @@ def breakdown(model: ModelArgument, options: RunOptions, output: OutputOptions) 
     def sheets() -> list[Sheet]:
         return [sheet for result in results for sheet in breakdown_sheets(result, output.units)]
 
-    emit(sheets, lambda: joined(results), output)
+    emit(sheets, lambda: joined(results, "frameworks"), output)
     return 0

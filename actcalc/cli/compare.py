@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,11 +15,12 @@ from actcalc.cli.options import (
     split_policies,
     with_options,
 )
-from actcalc.cli.output import check_units, chosen_format, emit, joined
+from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.errors import SpecError
 from actcalc.io.sources import measured_layer
 from actcalc.render.compare import compare_sheets, model_sheets, side_by_side
 from actcalc.render.sheet import Sheet
+from actcalc.specs.result import joined
 
 if TYPE_CHECKING:
     from actcalc.measure.layer import MeasuredLayer
@@ -57,7 +58,7 @@ def compare(
             return compare_sheets(results[0], output.units)
         return side_by_side(results, output.units)
 
-    emit(sheets, lambda: joined(results), output)
+    emit(sheets, lambda: joined(results, "frameworks"), output)
     return 0
 
 
@@ -77,13 +78,7 @@ def _compare_models(
         compare_run(run, timing.shares(run)) for model in models for run in options.runs(model)
     ]
 
-    def document() -> dict[str, Any]:
-        return {
-            **results[0].document(),
-            "models": [result.document() for result in results],
-        }
-
-    emit(lambda: model_sheets(results, output.units), document, output)
+    emit(lambda: model_sheets(results, output.units), lambda: joined(results, "models"), output)
     return 0
 
 

@@ -125,9 +125,11 @@ def _of_module(
 def _of_model(model: str, options: RunOptions, keep_layer: bool) -> tuple[Measurement, Measured]:
     """Measure a transformers model beside the run's prediction."""
     from actcalc.answers.measure import FRAMEWORK, check_measurable, measure_run
+    from actcalc.io.runs import load_framework
     from actcalc.io.sources import source
 
-    if options.framework not in (None, FRAMEWORK):
+    profile = options.framework or FRAMEWORK
+    if not load_framework(profile).hub_models:
         raise SpecError(
             f"measure builds transformers models, not {options.framework} ones",
             "drop --framework; --module measures code of your own",
@@ -141,11 +143,11 @@ def _of_model(model: str, options: RunOptions, keep_layer: bool) -> tuple[Measur
         if config is None:
             raise
         return _alone(config, Path(model), options, str(error), real=real, keep_layer=keep_layer)
-    run = options.run(origin, FRAMEWORK)
+    run = options.run(origin, profile)
     if check_measurable(run) and keep_layer:
         raise SpecError("--save keeps a layer that is not checkpointed", "drop --policy full")
-    base = replace(options, layers=None).run(origin, FRAMEWORK).model
-    config = _config(model, base, replace(options, layers=None, set=None).run(origin, FRAMEWORK))
+    base = replace(options, layers=None).run(origin, profile).model
+    config = _config(model, base, replace(options, layers=None, set=None).run(origin, profile))
     return measure_run(run, config, layers=options.layers, real=real, keep_layer=keep_layer)
 
 

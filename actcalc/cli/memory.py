@@ -13,6 +13,7 @@ from actcalc.errors import SpecError
 from actcalc.io.sources import Source, megatron_source, source
 from actcalc.render.memory import memory_sheets, two_sheets
 from actcalc.render.sheet import Sheet
+from actcalc.specs.result import joined
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _PANEL = "Memory"
@@ -71,11 +72,5 @@ def memory(
             return two_sheets(results[0], results[1], output.units)
         return [sheet for result in results for sheet in memory_sheets(result, output.units)]
 
-    def document() -> dict[str, object]:
-        found = results[0].document()
-        if len(results) > 1:
-            found["runs"] = [result.document() for result in results]
-        return found
-
-    emit(sheets, document, output)
+    emit(sheets, lambda: joined(results, "runs"), output)
     return 1 if any(result.fits is False for result in results) else 0

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, get_args
 
 import typer
 
 from actcalc.errors import SpecError
 from actcalc.io.runs import resolve
 from actcalc.io.sources import Source, source
+from actcalc.render.formats import ENDINGS, FORMATS
+from actcalc.specs.optimizers import OPTIMIZERS
+from actcalc.specs.recipes import CHOOSABLE
+from actcalc.specs.recompute import MODULES
 from actcalc.specs.run import Run
-
-Format = Literal["table", "json", "csv", "markdown", "svg", "html"]
-Units = Literal["GB", "GiB"]
+from actcalc.specs.schedules import SCHEDULES
+from actcalc.specs.workload import Attention, Precision
 
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="Preset, YAML run file, config.json or its folder.")
@@ -24,6 +27,10 @@ _LAYOUT = "Layout"
 _WORK = "Workload"
 _TRAINING = "Training"
 _OUT = "Output"
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(names)
 
 
 def _option(*names: str, help: str, panel: str, **extra: Any) -> Any:
@@ -61,7 +68,8 @@ class RunOptions:
     dp: Annotated[int | None, _option("--dp", help="Data-parallel replicas.", panel=_LAYOUT)] = None
     zero: Annotated[int | None, _option("--zero", help="ZeRO stage, 0 to 3.", panel=_LAYOUT)] = None
     schedule: Annotated[
-        str | None, _option("--schedule", help="Pipeline schedule.", panel=_LAYOUT)
+        str | None,
+        _option("--schedule", help=f"Pipeline schedule: {_names(SCHEDULES)}.", panel=_LAYOUT),
     ] = None
     layers_per_stage: Annotated[
         str | None,
@@ -69,10 +77,10 @@ class RunOptions:
     ] = None
     precision: Annotated[
         str | None,
-        _option("--precision", help="bf16, fp16, fp32, amp-bf16, amp-fp16, fp8.", panel=_WORK),
+        _option("--precision", help=f"{_names(get_args(Precision))}.", panel=_WORK),
     ] = None
     attention: Annotated[
-        str | None, _option("--attention", help="eager, sdpa or flash.", panel=_WORK)
+        str | None, _option("--attention", help=f"{_names(get_args(Attention))}.", panel=_WORK)
     ] = None
     dropout: Annotated[
         bool | None,
@@ -86,7 +94,11 @@ class RunOptions:
     ] = None
     policy: Annotated[
         list[str] | None,
-        _option("--policy", help="Recompute policy; repeatable; modules join with +.", panel=_WORK),
+        _option(
+            "--policy",
+            help=f"Recompute policy; repeatable; modules join with +: {_names(MODULES)}.",
+            panel=_WORK,
+        ),
     ] = None
     recompute_method: Annotated[
         str | None,
@@ -209,7 +221,7 @@ class TrainingOptions:
         str | None,
         _option(
             "--optimizer",
-            help="adamw, adam8bit, sgd, momentum, adafactor, lion, muon, none.",
+            help=f"{_names(OPTIMIZERS)}.",
             panel=_TRAINING,
         ),
     ] = None
@@ -217,7 +229,7 @@ class TrainingOptions:
         str | None,
         _option(
             "--recipe",
-            help="Formats of states: megatron, mixed, deepspeed, amp, fsdp, pure.",
+            help=f"Formats of states: {_names(CHOOSABLE)}.",
             panel=_TRAINING,
         ),
     ] = None
@@ -372,12 +384,17 @@ class OutputOptions:
 
     format: Annotated[
         str | None,
-        _option("--format", help="table, json, csv, markdown, svg or html.", panel=_OUT),
+        _option("--format", help=f"{_names(FORMATS)}.", panel=_OUT),
     ] = None
     json: Annotated[bool, _option("--json", help="Same as --format json.", panel=_OUT)] = False
     output: Annotated[
         str | None,
-        _option("-o", "--output", help="Write to a file (format from its ending).", panel=_OUT),
+        _option(
+            "-o",
+            "--output",
+            help=f"Write to a file; its ending says the format: {_names(ENDINGS)}.",
+            panel=_OUT,
+        ),
     ] = None
     units: Annotated[str, _option("--units", help="GB (decimal) or GiB.", panel=_OUT)] = "GB"
 

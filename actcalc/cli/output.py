@@ -5,27 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from actcalc.cli import drop_output
 from actcalc.cli.options import OutputOptions
 from actcalc.errors import SpecError
+from actcalc.render.formats import ENDINGS, FORMATS
 from actcalc.render.sheet import Sheet
-from actcalc.specs.result import Result
-
-FORMATS = ("table", "json", "csv", "markdown", "svg", "html")
-_ENDINGS = {
-    ".json": "json",
-    ".csv": "csv",
-    ".md": "markdown",
-    ".markdown": "markdown",
-    ".svg": "svg",
-    ".html": "html",
-    ".htm": "html",
-    ".txt": "table",
-}
 
 
 def chosen_format(output: OutputOptions) -> str:
@@ -38,12 +26,12 @@ def chosen_format(output: OutputOptions) -> str:
     if output.output is None:
         return name or "table"
     suffix = Path(output.output).suffix.lower()
-    ending = _ENDINGS.get(suffix)
+    ending = ENDINGS.get(suffix)
     if name is None:
         if ending is None:
             raise SpecError(
                 f"-o {output.output}: the ending {suffix!r} names no format",
-                "end it in " + ", ".join(_ENDINGS) + ", or add --format",
+                "end it in " + ", ".join(ENDINGS) + ", or add --format",
             )
         return ending
     return name
@@ -64,7 +52,7 @@ def emit(
     """
     name = chosen_format(output)
     if output.output is not None:
-        write_whole(Path(output.output), _text(name, sheets, document))
+        write_whole(Path(output.output), FORMATS[name].write(sheets, document))
         return
     try:
         if name == "table":
@@ -72,52 +60,37 @@ def emit(
 
             print_sheets(sheets())
         else:
-            sys.stdout.write(_text(name, sheets, document))
+            _print(FORMATS[name].write(sheets, document))
         sys.stdout.flush()
     except BrokenPipeError:
         drop_output()
 
 
-def joined(results: Sequence[Result]) -> dict[str, Any]:
-    """One document: the only result, or the first with all of them under ``frameworks``."""
-    document = results[0].document()
-    if len(results) > 1:
-        document["frameworks"] = [result.document() for result in results]
-    return document
+def _print(content: str | bytes) -> None:
+    if isinstance(content, str):
+        sys.stdout.write(content)
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write(content)
 
 
-def _text(
-    name: str, sheets: Callable[[], list[Sheet]], document: Callable[[], dict[str, Any]]
-) -> str:
-    if name == "json":
-        import json
-
-        return json.dumps(document(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    if name in ("csv", "markdown"):
-        from actcalc.render import text
-
-        return text.csv(sheets()) if name == "csv" else text.markdown(sheets())
-    from actcalc.render.table import export
-
-    return export(sheets(), name)
-
-
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file through a temporary one beside it, so that it is never half-written."""
     import tempfile
 
     temporary = None
+    data = content.encode() if isinstance(content, str) else content
     try:
         path = path.resolve()
         if path.exists() and not path.is_file():
             # A device or a pipe is written to, never replaced by a file of its name.
-            path.write_text(text, encoding="utf-8")
+            path.write_bytes(data)
             return
         with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+            "wb", dir=path.parent, prefix=f".{path.name}.", delete=False
         ) as stream:
             temporary = stream.name
-            stream.write(text)
+            stream.write(data)
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from actcalc.answers.presets import list_presets, show_preset
 from actcalc.cli.options import OutputOptions, with_options
 from actcalc.cli.output import chosen_format, emit
 from actcalc.errors import SpecError
@@ -30,15 +31,8 @@ def list_(
         raise SpecError(f"unknown kind {kind!r}", close or "kinds: " + ", ".join(store.KINDS))
     kinds = [k for k in store.KINDS if kind in (None, k)]
     found = {k: [store.load(k, name) for name in store.names(k)] for k in kinds}
-    document: dict[str, Any] = {
-        "schema": "actcalc/presets/1",
-        "presets": [
-            {"kind": preset.kind, "name": preset.name, "title": preset.title}
-            for group in found.values()
-            for preset in group
-        ],
-    }
-    emit(lambda: list_sheets(found), lambda: document, output)
+    result = list_presets([preset for group in found.values() for preset in group])
+    emit(lambda: list_sheets(found), result.document, output)
     return 0
 
 
@@ -56,13 +50,5 @@ def show(
         hint = store.suggestion(name, every) or "`actcalc presets list` lists them"
         raise SpecError(f"unknown preset {name!r}", hint)
     preset = store.load(kind, name)
-    document = {
-        "schema": "actcalc/preset/1",
-        "kind": preset.kind,
-        "name": preset.name,
-        "title": preset.title,
-        "values": preset.values,
-        "sources": preset.sources,
-    }
-    emit(lambda: show_sheets(preset), lambda: document, output)
+    emit(lambda: show_sheets(preset), show_preset(preset).document, output)
     return 0

@@ -162,7 +162,7 @@ def hardware_flops(staged: StagedRun, policy: Policy, counting: Counting = "full
     published = (
         counting == "full"
         and not frozen
-        and context.framework.name == "paper"
+        and context.framework.idealised
         and policy.modules == ("core_attn",)
         and context.workload.attention == "eager"
         and paper_model_flops(context.model, seq, batch) == useful

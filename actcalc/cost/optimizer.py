@@ -24,6 +24,7 @@ from actcalc.memory.states import (
     replicas,
     states,
 )
+from actcalc.specs.optimizers import OPTIMIZERS
 from actcalc.specs.training import Training
 
 # Norm of all gradients (one read) and their clipping (read, write), then zeroing (one write):
@@ -31,15 +32,6 @@ from actcalc.specs.training import Training
 _GRADIENT_PASSES = 4
 # fp16 unscales gradients and looks for infinities: read and written once more.
 _UNSCALE_PASSES = 2
-# Element passes of an unfused step beyond the fused one's, by optimizer, in states of four or two
-# bytes: AdamW decays, scales and adds to both moments, takes the root, divides, adds epsilon and
-# updates (Composer decoupled_weight_decay.py; torch.optim _single_tensor_adamw), 22 in all of which
-# the fused kernel needs 7.
-_UNFUSED_PASSES = {"adam": 13, "adamw": 15, "adam8bit": 0, "momentum": 4, "sgd": 2, "lion": 6}
-# Adafactor (transformers optimization.py Adafactor.step) is never fused: square and add 3, two
-# means 2, product of the factors 3, times gradient 3, its norm 1, clipping 2, step size 2.
-_ADAFACTOR_PASSES = 16
-_NEWTON_SCHULZ = 5  # iterations (Jordan et al. 2024, Muon: 5 in bf16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +63,15 @@ def optimizer_time(
     held = list(graphs)
     parameters = rank_parameters(model, held, training)
     products = 0.0
-    if training.optimizer == "muon":
+    optimizer = OPTIMIZERS[training.optimizer]
+    if optimizer.newton_schulz:
         products = sum(_orthogonalise(model, graph, training, rates) for graph in held)
-    if training.optimizer == "none":
+    if not optimizer.updates:
         return OptimizerTime(memory=0.0, products=0.0, host=0.0)
     trained = _trained(model, training, parameters)
     rules = recipe(model, training)
     offloaded = training.offload in ("optimizer", "weights")
-    # DeepSpeed's update reads the fp32 sum alone.
-    gradient = 4 if rules.name == "deepspeed" else rules.gradient
+    gradient = rules.updates_from or rules.gradient
     half = model.context.workload.precision in ("fp16", "amp-fp16")
     moved = (_GRADIENT_PASSES + _UNSCALE_PASSES * half) * gradient * trained
     if not offloaded:
@@ -131,11 +123,12 @@ def _update_bytes(
     else:
         moved += 2 * rules.weight * trained
         element = rules.weight
-    if training.optimizer == "adafactor":
-        return moved + _ADAFACTOR_PASSES * 4 * trained
-    if training.fused_optimizer:
+    optimizer = OPTIMIZERS[training.optimizer]
+    if optimizer.fused and training.fused_optimizer:
         return moved
-    return moved + _UNFUSED_PASSES.get(training.optimizer, 15) * element * trained
+    if optimizer.kept == "factored":
+        element = 4  # the type of its sums, in which it computes
+    return moved + optimizer.passes * element * trained
 
 
 def _orthogonalise(model: ModelGraph, graph: Graph, training: Training, rates: Rates) -> float:
@@ -144,6 +137,7 @@ def _orthogonalise(model: ModelGraph, graph: Graph, training: Training, rates: R
     One iteration on an m x n matrix, m at most n, is A = XXᵀ, A², and (bA + cA²)X.
     """
     layout = model.context.layout
+    iterations = OPTIMIZERS[training.optimizer].newton_schulz
     seconds = 0.0
     if training.lora_rank or graph.name in ("embedding", "head"):
         return seconds
@@ -163,5 +157,5 @@ def _orthogonalise(model: ModelGraph, graph: Graph, training: Training, rates: R
             )
             expert = weight.expert
             ranks = replicas(layout, training, expert=expert, states=True) if layout.zero else 1
-            seconds += _NEWTON_SCHULZ * once / ranks
+            seconds += iterations * once / ranks
     return seconds

@@ -18,10 +18,16 @@ from actcalc.io.presets import presets_root, suggestion
 from actcalc.io.yamlfile import read_mapping
 from actcalc.specs.device import Device, Number
 
+_NO_SHARE: Mapping[str, bool] = {"may exceed 1": True}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """What is reached of a device's peaks. Each field is a share of a peak unless it says else."""
+    """What is reached of a device's peaks. Each field is a share of a peak unless it says else.
+
+    One field is one row: its default and the source of that are the entry of the same name in
+    ``presets/efficiency/default.yaml``.
+    """
 
     gemm: float
     """Of the peak FLOP/s: matrix products that fill the device, at boost clock."""
@@ -48,23 +54,26 @@ class Shares:
     """Of the memory bandwidth: element-wise, reduction and copy kernels on large tensors."""
     communication: float
     """Of the links inside a node: the bus bandwidth of large collectives."""
-    all_reduce: float
+    all_reduce: float = field(metadata=_NO_SHARE)
     """Bus bandwidth of an all-reduce inside a node over that of other collectives: above 1 where
     switches add up (NVLink SHARP)."""
     network: float
     """Of the network between nodes: the bus bandwidth of large collectives."""
     communication_multiprocessors: float
     """Share of the multiprocessors that a running collective occupies (its channels)."""
-    multiprocessors: int
+    multiprocessors: int = field(metadata=_NO_SHARE)
     """Units that work on one output tile of a matrix product each; 0 if tiles are not the unit."""
-    kernel_seconds: float
+    kernel_seconds: float = field(metadata=_NO_SHARE)
     """Seconds between the end of one kernel and the start of the next."""
-    collective_seconds: float
+    collective_seconds: float = field(metadata=_NO_SHARE)
     """Seconds of a collective before its first step."""
-    hop_seconds: float
+    hop_seconds: float = field(metadata=_NO_SHARE)
     """Seconds of one step of a ring between devices of a node."""
-    network_hop_seconds: float
+    network_hop_seconds: float = field(metadata=_NO_SHARE)
     """Seconds of one step of a ring between nodes; a tree's take twice that."""
+
+
+_FIELDS = {field.name: field for field in fields(Shares)}
 
 
 @dataclass(frozen=True)
@@ -99,15 +108,19 @@ class Rates:
     sources: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
+_ELEMENTS: Mapping[str, Number] = {
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "amp-bf16": "bf16",
+    "amp-fp16": "fp16",
+    "fp32": "fp32",
+}
 FORMATS: Mapping[str, tuple[Number, Number]] = {
-    "bf16": ("bf16", "bf16"),
-    "fp16": ("fp16", "fp16"),
-    "amp-bf16": ("bf16", "bf16"),
-    "amp-fp16": ("fp16", "fp16"),
-    "fp32": ("fp32", "fp32"),
+    **{precision: (element, element) for precision, element in _ELEMENTS.items()},
+    **{f"{precision}+fp8": ("fp8", element) for precision, element in _ELEMENTS.items()},
     "fp8": ("fp8", "bf16"),
 }
-"""Precision of a run -> number formats of its products with weights, and of attention's."""
+"""``Workload.arithmetic`` -> number formats of products with weights, and of attention's."""
 
 
 def peak_flops(device: Device, precision: str) -> float:
@@ -122,20 +135,7 @@ def shares_of(device: Device) -> tuple[Shares, Mapping[str, str]]:
     for name in ("default", _family(device.name)):
         for key, value, origin in _entries(name):
             values[key], sources[key] = value, origin
-    own = device.efficiency
-    if own:
-        given = {
-            "gemm": own.gemm,
-            "attention_forward": own.attention,
-            "attention_backward": own.attention,
-            "memory": own.memory,
-            "communication": own.communication,
-        }
-        for key, share in given.items():
-            if share is not None:
-                values[key], sources[key] = share, f"device {device.name}: efficiency"
-    known = {f.name for f in fields(Shares)}
-    return Shares(**{key: value for key, value in values.items() if key in known}), sources
+    return Shares(**values), sources
 
 
 _TELLING = {
@@ -151,7 +151,7 @@ def default_note(device: Device, overrides: Mapping[str, float] | None = None) -
     if _family(device.name) == "default":
         own = set(overrides or ())
     missing = [words for key, words in _TELLING.items() if key not in own]
-    if not missing or device.efficiency:
+    if not missing:
         return ""
     return (
         f"No measurement of {device.name} is at hand for {', '.join(missing)}: default shares of "
@@ -174,10 +174,10 @@ def _entries(name: str) -> tuple[tuple[str, Any, str], ...]:
 
 @cache
 def _entries_of(path: Path) -> tuple[tuple[str, Any, str], ...]:
+    entries = {key: entry for key, entry in read_mapping(path).items() if key != "title"}
     return tuple(
-        (key, entry["value"], str(entry["source"]))
-        for key, entry in read_mapping(path).items()
-        if key != "title"
+        (_known(f"{path.name}: {key}", key), entry["value"], str(entry["source"]))
+        for key, entry in entries.items()
     )
 
 
@@ -210,10 +210,9 @@ def _named(text: str) -> dict[str, float]:
         return {key: float(value) for key, value, _ in _entries(text)}
     path = Path(text)
     if path.suffix not in (".yaml", ".yml", ".json"):
-        known = tuple(f.name for f in fields(Shares))
         hint = (
-            suggestion(text, (*names, *known))
-            or ("write gemm=0.8 (known: " + ", ".join(known) + "), one of " + ", ".join(names))
+            suggestion(text, (*names, *_FIELDS))
+            or ("write gemm=0.8 (known: " + ", ".join(_FIELDS) + "), one of " + ", ".join(names))
             + ", or a YAML file of such shares"
         )
         raise SpecError(f"--efficiency {text!r}: no such efficiency", hint)
@@ -225,32 +224,26 @@ def _named(text: str) -> dict[str, float]:
     return result
 
 
-def _override(what: str, key: str, number: str) -> dict[str, float]:
-    known = tuple(f.name for f in fields(Shares))
-    key = key.strip().replace("-", "_")
-    if key not in known:
-        hint = suggestion(key, known) or "known: " + ", ".join(known)
+def _known(what: str, key: str) -> str:
+    """``key``, if it names a share; ``SpecError`` with a did-you-mean for one that does not."""
+    if key not in _FIELDS:
+        hint = suggestion(key, tuple(_FIELDS)) or "known: " + ", ".join(_FIELDS)
         raise SpecError(f"{what}: no such efficiency", hint)
+    return key
+
+
+def _override(what: str, key: str, number: str) -> dict[str, float]:
+    key = _known(what, key.strip().replace("-", "_"))
     try:
         value = float(number)
     except ValueError:
         value = -1.0
-    share = key not in _ABSOLUTE
+    share = not _FIELDS[key].metadata
     if not 0 < value <= (1.0 if share else float("inf")):
         wrong = "is no share" if share else "is not above 0"
         hint = "give a number above 0" + (" and up to 1" if share else "")
         raise SpecError(f"{what}: {number} {wrong}", hint)
     return {key: value}
-
-
-_ABSOLUTE = (
-    "multiprocessors",
-    "kernel_seconds",
-    "collective_seconds",
-    "hop_seconds",
-    "network_hop_seconds",
-    "all_reduce",
-)
 
 
 def rates_of(

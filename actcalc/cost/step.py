@@ -1,6 +1,6 @@
 """Seconds of one optimizer step: chunks through the pipeline, gradients over replicas, optimizer.
 
-The pipeline is not a formula but a run of its schedule (:mod:`actcalc.run.schedule`): each
+The pipeline is not a formula but a run of its schedule (:mod:`actcalc.cost.pipeline`): each
 stage's own durations, the embedding on the first and the head on the last, so that an uneven last
 stage slows the step as it does in practice.
 """
@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from actcalc.cost.collective import collective_seconds, send_seconds
+from actcalc.cost.kernels import beside
 from actcalc.cost.optimizer import optimizer_time, rank_parameters
 from actcalc.cost.rates import Rates
-from actcalc.cost.roofline import NOTHING, LayerTime, Roofline, beside
+from actcalc.cost.roofline import NOTHING, LayerTime, Roofline
 from actcalc.errors import SpecError
 from actcalc.layers.core.graph import Collective, Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.states import parameters_of, recipe, replicas
 from actcalc.policy.rules import Policy
 from actcalc.run.staged import StagedRun
+from actcalc.specs.recipes import Recipe
 from actcalc.specs.training import Training
 
 
@@ -137,7 +139,7 @@ def _shards(roofline: Roofline, graph: Graph) -> _Shards:
         return _Shards(0.0, 0.0)
     rules = recipe(model, training)
     parameters = parameters_of(model, graph, training)
-    reduced = _reduced_bytes(training, rules.name, context.act.itemsize)
+    reduced = _reduced_bytes(training, rules)
     for group, expert in ((parameters.dense, False), (parameters.expert, True)):
         ranks = replicas(layout, training, expert=expert)
         stride = layout.ep * (layout.etp or layout.tp) if expert else layout.tp
@@ -211,12 +213,12 @@ def _pipeline(
     if layout.pp == 1:
         chunk = times[0][0]
         return count * (chunk.forward + chunk.backward), 0.0
-    from actcalc.run.schedule import makespan
+    from actcalc.cost.pipeline import makespan
 
     # A message occupies the stage that waits for it. Megatron-Core's interleaved schedule alone
     # sends and receives beside the next chunk's work (training/arguments.py: overlap_p2p_comm is on
     # unless --no-overlap-p2p-communication, and set off without interleaving).
-    hidden = layout.vpp > 1 and staged.run.framework.name.startswith("megatron")
+    hidden = layout.vpp > 1 and staged.run.framework.overlaps_messages
 
     def occupied(seconds: float) -> float:
         return max(seconds, send) if hidden else seconds + send
@@ -243,15 +245,12 @@ def _trained(staged: StagedRun) -> tuple[int, int]:
     return best
 
 
-def _reduced_bytes(training: Training, name: str, item: int) -> int:
-    """Bytes of one gradient as replicas reduce it.
+def _reduced_bytes(training: Training, rules: Recipe) -> int:
+    """Bytes of one gradient as replicas reduce it, unless the run says 16 bits.
 
-    fp32 unless the run or its recipe says otherwise: Megatron's accumulate_allreduce_grads_in_fp32,
-    FSDP's reduce_dtype, DDP's fp32 gradients; 16-bit ones of the recipes mixed and pure.
+    Megatron's accumulate_allreduce_grads_in_fp32, FSDP's reduce_dtype.
     """
-    if name in ("mixed", "pure"):
-        return item
-    return 2 if training.gradients_in_16_bit else 4
+    return 2 if training.gradients_in_16_bit else rules.reduced
 
 
 def _gradients(
@@ -268,8 +267,7 @@ def _gradients(
     if replicas == 1 or layout.zero == 3:
         return 0.0
     dense, experts = parameters
-    name = recipe(model, training).name
-    element = _reduced_bytes(training, name, model.context.act.itemsize)
+    element = _reduced_bytes(training, recipe(model, training))
     seconds = 0.0
     groups = [(dense, replicas, layout.tp)]
     if experts:
@@ -284,5 +282,5 @@ def _gradients(
             seconds += collective_seconds(
                 Collective.ALL_GATHER, count * model.context.act.itemsize, size, stride, rates
             )
-    hidden = model.context.framework.kernels.get("layer") == "hub"
+    hidden = model.context.framework.overlaps_reduction
     return max(0.0, seconds - backward) if hidden else seconds

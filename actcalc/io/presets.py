@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from actcalc.errors import SpecError
+from actcalc.errors import suggestion as suggestion
 
 Kind = Literal["models", "devices", "frameworks", "runs"]
 KINDS: tuple[Kind, ...] = ("models", "devices", "frameworks", "runs")
@@ -43,20 +44,6 @@ def presets_root() -> Path:
 def names(kind: Kind) -> tuple[str, ...]:
     """Names of all presets of ``kind``, sorted."""
     return tuple(sorted(path.stem for path in (presets_root() / kind).glob("*.yaml")))
-
-
-def suggestion(word: str, known: tuple[str, ...] | list[str]) -> str:
-    """A hint with the known words that begin like ``word``, else the closest one; "" if none is."""
-    import difflib
-
-    if len(word) > 100:
-        return ""
-    begun = [name for name in known if len(word) > 1 and name.startswith(word.lower())][:4]
-    close = begun or difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
-    if not close:
-        return ""
-    *most, last = close
-    return f"did you mean {', '.join(most)} or {last}?" if most else f"did you mean {last}?"
 
 
 def exists(kind: Kind, name: str) -> bool:

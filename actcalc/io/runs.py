@@ -132,14 +132,21 @@ def resolve(
     tuned = build(Training, trained, "training", vetted=vetted) if trained else Training()
     check_sharding(plan, tuned, replicas_known="dp" in grid)
     name = device or origin.device
+    asked = tuple(policies) or origin.policies
     return Run(
         model=spec,
         layout=plan,
         workload=work,
         framework=profile,
         device=load_device(name) if name else None,
-        policies=tuple(policies) or origin.policies,
-        warnings=(*origin.warnings, *refilled, *raised, *_idle_dropout(spec, work, step)),
+        policies=asked,
+        warnings=(
+            *origin.warnings,
+            *refilled,
+            *raised,
+            *_idle_dropout(spec, work, step),
+            *_foreign_policy(profile, asked),
+        ),
         training=tuned,
         title=origin.title,
     )
@@ -147,26 +154,34 @@ def resolve(
 
 def _check_profile(profile: Framework, layout: Layout, workload: Workload) -> None:
     """Refuse degrees and number formats that the profile's layers do not know."""
-    if profile.kernels.get("layer") != "hub":
-        if workload.precision.startswith("amp"):
-            raise SpecError(
-                f"precision {workload.precision} is autocast, which the {profile.name} profile "
-                "does not know",
-                "use --precision bf16, or --framework transformers",
-            )
-        return
-    if workload.fp8_products:
+    if workload.precision.startswith("amp") and not profile.autocast:
+        raise SpecError(
+            f"precision {workload.precision} is autocast, which the {profile.name} profile "
+            "does not know",
+            "use --precision bf16, or --framework transformers",
+        )
+    if workload.fp8_products and not profile.fp8:
         raise SpecError(
             f"the {profile.name} profile has no fp8 recipe",
             "use --framework megatron, or --precision bf16",
         )
     split = [n for n in ("tp", "pp", "cp", "ep") if getattr(layout, n) > 1]
-    if split:
+    if split and not profile.model_parallel:
         degrees = ", ".join(f"{name} {getattr(layout, name)}" for name in split)
         raise SpecError(
             f"the {profile.name} profile knows one GPU and data parallelism, not {degrees}",
             f"use --framework megatron, or drop --{split[0]}",
         )
+
+
+def _foreign_policy(profile: Framework, policies: Sequence[str]) -> tuple[str, ...]:
+    """What to say of a policy that the profile's framework has no option for."""
+    if profile.per_op_policy or "op" not in [policy.strip() for policy in policies]:
+        return ()
+    return (
+        f"Policy op is torchtitan's, and no option of the {profile.name} profile: it is applied to "
+        "this profile's own products (use --framework torchtitan for those it counts).",
+    )
 
 
 def _same_devices(

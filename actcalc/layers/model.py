@@ -132,7 +132,7 @@ def model_graph(
             built[kind] = _layer(ctx.of_decoder() if kind.cross else ctx, kind)
         runs.append(LayerRun(kind, built[kind], count))
     mtp = None
-    if model.mtp_layers and ctx.kernel("layer") != "hub":
+    if model.mtp_layers and framework.multi_token_prediction:
         from actcalc.layers.megatron.mtp import mtp_graph
 
         last = model.kind(model.layers - 1)
@@ -149,7 +149,7 @@ def model_graph(
 
 def _layer(ctx: Context, kind: LayerKind) -> Graph:
     graph = layer_graph(ctx, kind)
-    if not ctx.workload.fp8_products or ctx.kernel("norm_fusion") != "fused":
+    if not (ctx.workload.fp8_products and ctx.framework.transformer_engine):
         return graph
     from actcalc.layers.core.fp8 import quantised
 

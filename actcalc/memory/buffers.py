@@ -14,8 +14,9 @@ from typing import NamedTuple
 from actcalc.layers.core.algebra import ONE, symbol
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.parts import Part
-from actcalc.memory.states import Recipe, States, replicas
+from actcalc.memory.states import States, replicas
 from actcalc.specs.device import Device
+from actcalc.specs.recipes import Recipe
 from actcalc.specs.training import Training
 
 _HOPPER = 9
@@ -77,16 +78,16 @@ def _workspaces(
     :4096:8, 8 buffers of 4096 KiB (NVIDIA cuBLAS, results reproducibility).
     """
     major = _HOPPER if device is None else (device.compute_capability or 0)
-    kernels = model.context.framework.kernels
-    if not major or kernels.get("ends") == "plain":
+    framework = model.context.framework
+    if not major or framework.idealised:
         return []  # no CUDA device, or the idealised profile
     sizes = overheads()
     new = "hopper" if major >= _HOPPER else "older"
     torch = sizes["cublas_deterministic" if training.deterministic else f"cublas_{new}"]
-    engine = sizes[f"engine_{new}"] if kernels.get("norm_fusion") == "fused" else 0
+    engine = sizes[f"engine_{new}"] if framework.transformer_engine else 0
     streams = 1
     grouped = model.context.workload.kernels.moe_grouped_gemm != "off"
-    if model.context.model.moe and kernels.get("experts") == "te_grouped" and grouped:
+    if model.context.model.moe and model.context.kernel("experts") == "te_grouped" and grouped:
         streams += sizes["engine_streams"]
     return [
         Buffer(
@@ -115,8 +116,7 @@ def _placeholders(model: ModelGraph, training: Training, parts: Sequence[Part]) 
     (tensor_parallel/layers.py LinearWithGradAccumulationAndAsyncCommunication); autograd's hooks
     want a gradient although the product has added it to main_grad.
     """
-    megatron = model.context.framework.kernels.get("ends") == "megatron"
-    if not megatron or not training.gradient_fusion:
+    if not model.context.framework.main_gradients or not training.gradient_fusion:
         return 0
     shapes = {shape for part in parts for shape in part.shapes}
     return sum(prod(shape) for shape in shapes) * model.context.act.itemsize
@@ -130,10 +130,8 @@ def _gather(model: ModelGraph, *, head: bool) -> list[Buffer]:
     head alone with Transformer Engine.
     """
     context = model.context
-    kernels = context.framework.kernels
-    if not context.layout.sp or kernels.get("ends") != "megatron":
-        return []
-    if kernels.get("norm_fusion") != "separate" and not head:
+    gathers = context.framework.gather_buffer if context.layout.sp else "none"
+    if gathers == "none" or (gathers == "head" and not head):
         return []
     size = int((context.tokens * context.h * context.act.itemsize).value(model.sizes))
     return [Buffer("gathered sequence", size, True, True, "Megatron's global memory buffer")]
@@ -165,8 +163,8 @@ def _messages(model: ModelGraph, training: Training) -> list[Buffer]:
     """
     context = model.context
     layout = context.layout
-    megatron = context.framework.kernels.get("ends") == "megatron"
-    if not megatron or layout.pp == 1 or layout.vpp == 1 or not training.overlapped_messages:
+    travels = context.framework.overlaps_messages and training.overlapped_messages
+    if not travels or layout.pp == 1 or layout.vpp == 1:
         return []
     message = context.s_region * context.b * context.h * context.residual.itemsize
     size = int(message.value(model.sizes))
@@ -180,11 +178,11 @@ def _data_parallel(
     model: ModelGraph, training: Training, rules: Recipe, parts: Sequence[Part], held: States
 ) -> list[Buffer]:
     layout = model.context.layout
-    hub = model.context.framework.kernels.get("layer") == "hub"
+    buckets = model.context.framework.reduction_buckets
     ranks = replicas(layout, training, expert=False)
     if layout.zero == 3 and ranks > 1:
         return _sharded(model, training, rules, parts)
-    if hub and layout.dp > 1 and layout.zero == 0:
+    if buckets and layout.dp > 1 and layout.zero == 0:
         return [
             Buffer(
                 "gradient buckets",
@@ -194,7 +192,7 @@ def _data_parallel(
                 "DistributedDataParallel reduces copies of the gradients",
             )
         ]
-    if hub and layout.dp > 1 and layout.zero in (1, 2):
+    if buckets and layout.dp > 1 and layout.zero in (1, 2):
         return [
             Buffer(
                 "reduction bucket",

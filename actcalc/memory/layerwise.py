@@ -16,7 +16,9 @@ from typing import NamedTuple
 
 from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
-from actcalc.memory.states import Recipe, replicas
+from actcalc.memory.states import replicas
+from actcalc.specs.optimizers import OPTIMIZERS
+from actcalc.specs.recipes import Recipe
 from actcalc.specs.training import Training
 
 _PADDING_FLOOR = 0.9  # part of a padded bucket that weights fill at least, unless one dominates
@@ -127,7 +129,9 @@ def _group(
     training: Training, rules: Recipe, weights: Sequence[Piece], ranks: int
 ) -> tuple[Share, ...]:
     master = training.master_bytes or rules.master
-    adam = training.moments_bytes or 2 * rules.moment
+    optimizer = OPTIMIZERS[training.optimizer]
+    adam = training.moments_bytes or optimizer.moments * rules.moment
+    muon = optimizer.matrix_moments * rules.moment
     sizes = [w.elements for w in weights]
     padding, even = 0, 0
     managed = [True] * len(weights)
@@ -144,7 +148,7 @@ def _group(
     for rank in range(ranks):
         own = [w for w, o, m in zip(weights, owners, managed, strict=True) if m and o == rank]
         elements = sum(w.elements for w in own)
-        moments = sum(w.elements * (rules.moment if w.muon else adam) for w in own)
+        moments = sum(w.elements * (muon if w.muon else adam) for w in own)
         spread = -(-even // ranks)
         result.append(
             Share(

@@ -82,18 +82,17 @@ class Timeline:
         self.stages = stages
         self.model: ModelGraph = stages.model
         self.training = training
-        kernels = self.model.context.framework.kernels
-        local = kernels.get("norm_fusion") == "separate" and kernels.get("ends") == "megatron"
-        sp = self.model.context.layout.sp and kernels.get("ends") == "megatron"
-        gathering = {"head"} if sp else set()
-        if sp and local:
+        framework = self.model.context.framework
+        gathers = framework.gather_buffer if self.model.context.layout.sp else "none"
+        gathering = {"head"} if gathers != "none" else set()
+        if gathers == "all":
             gathering |= {op.name for run in self.model.runs for op in run.graph.ops}
         self.options = Options(
-            gradient_fusion=training.gradient_fusion or kernels.get("layer") == "hub",
+            gradient_fusion=training.gradient_fusion or not framework.main_gradients,
             gathers_to_buffer=frozenset(gathering),
             loss_compiled=self.model.context.workload.kernels.cross_entropy_loss_fusion,
             trains_all=not training.lora_rank,
-            loss_in_place=kernels.get("layer") != "hub" and training.loss in ("auto", "fused"),
+            loss_in_place=framework.loss_in_place and training.loss in ("auto", "fused"),
         )
         if training.offload_modules or training.offload_layers:
             self._check_offload()
@@ -105,8 +104,8 @@ class Timeline:
         self.last_layer = self.model.context.model.depth
 
     def _check_offload(self) -> None:
-        policy, kernels = self.stages.policy, self.model.context.framework.kernels
-        if kernels.get("ends") != "megatron" or kernels.get("norm_fusion") != "fused":
+        policy = self.stages.policy
+        if not self.model.context.framework.offloads_modules:
             name = "offload_layers" if self.training.offload_layers else "offload_modules"
             raise SpecError(
                 f"{name} is Megatron's, with Transformer Engine",

@@ -19,7 +19,6 @@ from actcalc.memory.parts import (
 from actcalc.memory.states import (
     NO_PARAMETERS,
     Parameters,
-    Recipe,
     States,
     moments_of,
     recipe,
@@ -28,6 +27,7 @@ from actcalc.memory.states import (
 from actcalc.policy.rules import Policy
 from actcalc.run.placement import Chunks, Ends
 from actcalc.run.staged import StagedRun
+from actcalc.specs.recipes import Recipe
 from actcalc.specs.run import Run
 
 _SEGMENT = 2**21  # c10/cuda/CUDACachingAllocator.h kSmallBuffer, kRoundLarge: segments in 2 MiB

@@ -9,7 +9,6 @@ Megatron's distributed optimizer is stage 1: 6 + 12/dp bytes, docs/source/api-gu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -19,28 +18,12 @@ from actcalc.layers.adapters import targeted
 from actcalc.layers.core.graph import Graph, Weight
 from actcalc.layers.model import ModelGraph
 from actcalc.specs import Layout
+from actcalc.specs.optimizers import OPTIMIZERS
+from actcalc.specs.recipes import RECIPES, Recipe
 from actcalc.specs.training import Training
 
 _BLOCK = 256  # elements that share one fp32 scale in 8-bit Adam (bitsandbytes, torchao)
 _SMALLEST_8BIT = 4096  # smaller tensors keep fp32 moments (bitsandbytes min_8bit_size)
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Bytes per parameter of each copy.
-
-    ``master`` is the fp32 copy an optimizer updates, ``moment`` the size of one optimizer moment,
-    ``gathered`` the element in which sharded weights are gathered, ``persistent`` says that
-    gradients keep their buffer between steps (Megatron; ``zero_grad`` of torch drops them).
-    """
-
-    name: str
-    weight: int
-    gradient: int
-    master: int
-    moment: int
-    gathered: int
-    persistent: bool
 
 
 def recipe(model: ModelGraph, training: Training) -> Recipe:
@@ -49,8 +32,7 @@ def recipe(model: ModelGraph, training: Training) -> Recipe:
     precision = context.workload.precision
     name: str = training.recipe
     if name == "auto":
-        hub = context.framework.kernels.get("layer") == "hub"
-        name = context.framework.kernels.get("recipe", "pure" if hub else "megatron")
+        name = context.framework.recipe
         if precision.startswith("amp"):
             name = "amp" if context.layout.zero < 3 else "fsdp"
         elif precision == "fp32":
@@ -62,17 +44,12 @@ def recipe(model: ModelGraph, training: Training) -> Recipe:
                 "drop --recipe, or use --precision bf16",
             )
         name = "fp32"
-    gradient = 2 if training.gradients_in_16_bit else 4
-    return {
-        "megatron": Recipe("megatron", 2, gradient, 4, 4, 2, True),
-        "mixed": Recipe("mixed", 2, 2, 4, 4, 2, False),
-        # DeepSpeed's BF16_Optimizer sums bf16 gradients into fp32 ones of its own.
-        "deepspeed": Recipe("deepspeed", 2, 6, 4, 4, 2, True),
-        "amp": Recipe("amp", 4, 4, 0, 4, 4, False),
-        "fsdp": Recipe("fsdp", 4, 4, 0, 4, 2, False),
-        "pure": Recipe("pure", 2, 2, 0, 2, 2, False),
-        "fp32": Recipe("fp32", 4, 4, 0, 4, 4, context.framework.name.startswith("megatron")),
-    }[name]
+    rules = RECIPES[name]
+    if training.gradients_in_16_bit:
+        rules = rules.changed(gradient=rules.gradient_in_16_bit)
+    if name == "fp32" and context.framework.persistent_gradients:
+        rules = rules.changed(persistent=True)
+    return rules
 
 
 class Group(NamedTuple):
@@ -254,7 +231,7 @@ def states(model: ModelGraph, training: Training, parameters: Parameters) -> Sta
         gradient = group.trained * rules.gradient
         master = group.trained * (training.master_bytes or rules.master)
         moments, one = moments_of(group, rules, training)
-        if training.optimizer == "none":
+        if not OPTIMIZERS[training.optimizer].updates:
             gradient = master = 0
         zero = layout.zero
         owners = replicas(layout, training, expert=expert, states=True)
@@ -274,7 +251,7 @@ def states(model: ModelGraph, training: Training, parameters: Parameters) -> Sta
         optimizer = master = largest = 0
     if training.offload == "weights":
         weights = 0
-    if training.optimizer == "none" or not optimizer:
+    if not optimizer:
         copies = 0
     return States(weights, gradients, optimizer, master, largest, copies)
 
@@ -310,31 +287,21 @@ def _scales(count: int, bits: int) -> int:
 def moments_of(group: Group, rules: Recipe, training: Training) -> tuple[int, int]:
     """Bytes of all optimizer moments, and of one."""
     count, size = group.trained, rules.moment
-    kind = training.optimizer
+    kind = OPTIMIZERS[training.optimizer]
     if training.moments_bytes:
         return training.moments_bytes * count, training.moments_bytes * count // 2
-    if kind in ("adam", "adamw"):
-        return 2 * size * count, size * count
-    if kind == "adam8bit":
+    if kind.kept == "factored":
+        return kind.moments * 4 * group.factored, 4 * group.factored
+    if kind.kept == "8-bit":
         large = count - group.small
-        scales = 4 * -(-large // _BLOCK)
-        return 2 * (large + scales) + 8 * group.small, large
-    if kind in ("momentum", "lion"):
-        return size * count, size * count
-    if kind == "muon":
-        return size * group.matrices + 2 * size * (count - group.matrices), size * group.matrices
-    if kind == "adafactor":
-        return 4 * group.factored, 4 * group.factored
-    return 0, 0
+        one = large + 4 * -(-large // _BLOCK) + 4 * group.small
+        return kind.moments * one, large
+    matrices = group.matrices
+    alike = kind.matrix_moments == kind.moments
+    every = kind.moments * (count - matrices) + kind.matrix_moments * matrices
+    one = (count if alike else matrices) if kind.moments else 0
+    return size * every, size * one
 
 
 def _shard(size: int, ranks: int, sharded: bool) -> int:
     return -(-size // ranks) if sharded else size
-
-
-def sum_parameters(parts: Iterable[Parameters]) -> Parameters:
-    """Their sum."""
-    result = NO_PARAMETERS
-    for part in parts:
-        result = result + part
-    return result

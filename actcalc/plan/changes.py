@@ -17,6 +17,7 @@ from actcalc.answers.plan import ChangeFigure, RunPlan, rest_of_stages
 from actcalc.errors import SpecError
 from actcalc.plan.planner import MemoryModel, PlanSettings, RunPlanner, Semantics
 from actcalc.specs.check import check
+from actcalc.specs.optimizers import OPTIMIZERS
 from actcalc.specs.run import Run
 
 _RANK = 16  # of the adapters that are proposed; Hu et al. 2021 use 1 to 64
@@ -105,7 +106,7 @@ def candidates(run: Run) -> Iterator[tuple[str, Run]]:
     """
     yield from _states(run)
     layout, work = run.layout, run.workload
-    if run.framework.kernels.get("layer") != "hub":
+    if run.framework.model_parallel:
         stages = 2 * layout.pp
         if not layout.layers_per_stage:
             yield f"--pp {stages}", replace(run, layout=layout.model_copy(update={"pp": stages}))
@@ -125,9 +126,11 @@ def _states(run: Run) -> Iterator[tuple[str, Run]]:
             sharded = layout.model_copy(update={**update, "zero": zero})
             yield f"--dp {_REPLICAS} --zero {zero}", replace(run, layout=sharded)
     changes: list[tuple[str, dict[str, Any]]] = []
-    if training.optimizer in ("adam", "adamw"):
-        changes.append(("--optimizer adam8bit", {"optimizer": "adam8bit"}))
-    if training.offload == "none" and training.optimizer != "none":
+    optimizer = OPTIMIZERS[training.optimizer]
+    if optimizer.eight_bit:
+        smaller = optimizer.eight_bit
+        changes.append((f"--optimizer {smaller}", {"optimizer": smaller}))
+    if training.offload == "none" and optimizer.updates:
         changes.append(("--offload-states optimizer", {"offload": "optimizer"}))
     if not training.lora_rank:
         changes.append((f"--lora-rank {_RANK}", {"lora_rank": _RANK}))

@@ -27,9 +27,6 @@ from actcalc.solve.timeline import NO_REST, timeline_peak
 
 Ints = NDArray[np.int64]
 
-PER_OP_FRAMEWORK = "torchtitan"
-"""The framework that has the policy ``op``, by default (SelectiveAC.Config)."""
-
 
 class Layers(NamedTuple):
     """Equal layers in a row: each policy's (stored, working, cost), how many, and in flight."""
@@ -137,7 +134,7 @@ class Rivals:
         """
         skipped = ("full-sharded", "sqrt")
         found = [n for n in default_policies(self.planner.staged) if n not in skipped]
-        if self.planner.run.framework.name == PER_OP_FRAMEWORK:
+        if self.planner.run.framework.per_op_policy:
             found.insert(found.index("full"), "op")
         if self.planner.settings.semantics == "module":
             found = [name for name in found if self._wraps(name)]

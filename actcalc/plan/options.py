@@ -18,11 +18,12 @@ from actcalc.layers.core.context import whole
 from actcalc.layers.core.graph import Graph, Op
 from actcalc.layers.model import ModelGraph
 from actcalc.policy.outcome import layer_outcome
-from actcalc.policy.rules import MODULES, NONE, Policy
+from actcalc.policy.rules import NONE, Policy
 from actcalc.run.staged import StagedRun
 from actcalc.solve.knapsack import Option, OptionSet
 from actcalc.solve.problem import LIMIT, PlanLayer, PlanOp
 from actcalc.solve.segments import Chain
+from actcalc.specs.recompute import MODULES
 
 Unit = Literal["seconds", "flops"]
 
@@ -183,11 +184,11 @@ def wrapped_modules(model: ModelGraph, graph: Graph) -> tuple[str, ...]:
     wrapper keeps what the next op saved of it.
     """
     tags = {tag for op in graph.ops for tag in op.modules}
-    plain = model.context.kernel("layer") == "hub"
+    discards = model.context.framework.discards_outputs
     return tuple(
         name
         for name, module in MODULES.items()
-        if module.tag in tags and not (plain and module.discards_output)
+        if module.tag in tags and (discards or not module.discards_output)
     )
 
 

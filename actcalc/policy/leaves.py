@@ -11,17 +11,26 @@ from actcalc.policy.outcome import LayerOutcome
 
 @dataclass(frozen=True)
 class Leaf:
-    """One stored tensor. ``bytes`` on one rank for one micro-batch."""
+    """One stored tensor."""
 
     layer: str
+    """Its kind of layer, or embedding / head."""
     module: str
+    """The part of the layer: norm, attention, ffn, ..."""
     op: str
+    """The op that saves it."""
     tensor: str
+    """Its name."""
     shape: str
+    """Its shape in named dimensions."""
     formula: str
+    """Its bytes as a formula."""
     dtype: str
+    """Its element type."""
     bytes: int
+    """Its bytes on one rank, for one micro-batch."""
     shared_with: tuple[str, ...]
+    """Other ops that save it, at no cost."""
 
 
 def leaves(

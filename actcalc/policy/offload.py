@@ -14,18 +14,7 @@ from typing import NamedTuple
 
 from actcalc.layers.core.graph import Graph, Op
 from actcalc.policy.outcome import LayerOutcome
-
-COMMITS = (
-    "qkv_linear",
-    "core_attn",
-    "attn_proj",
-    "attn_norm",
-    "expert_fc1",
-    "moe_act",
-    "mlp_norm",
-)
-"""The modules in the order in which a layer commits their groups: a norm's is committed after the
-addition that follows its block. Reloading goes through them backwards."""
+from actcalc.specs.training import OFFLOADABLE
 
 
 def region(graph: Graph, module: str) -> tuple[Op, ...]:
@@ -129,7 +118,7 @@ def away(
 
     chosen = set(modules)
     groups, inside = [], set()
-    for module in COMMITS:
+    for module in OFFLOADABLE:
         ops = region(graph, module) if module in chosen else ()
         if not ops:
             continue

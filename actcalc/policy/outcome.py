@@ -86,7 +86,7 @@ def layer_outcome(model: ModelGraph, graph: Graph, policy: Policy) -> LayerOutco
     if policy.whole and policy.boundary == "split" and not context.layout.sp:
         copies = ONE / context.t
     restored = tuple(n for n in graph.saved if n not in graph.shared and n not in kept)
-    early = context.kernel("rerun") == "early_stop"
+    early = context.framework.early_stop
     return LayerOutcome(
         graph=graph,
         stored=kept,

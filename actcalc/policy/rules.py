@@ -9,52 +9,15 @@ save of its products: they are made again before backward needs them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from actcalc.errors import SpecError
 from actcalc.layers.core.graph import Graph, Op
+from actcalc.specs.recompute import ALIASES, MODULES
 
 Boundary = Literal["replicated", "own", "split"]
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Module:
-    """A recompute module: its tag on ops, whether its output is discarded, where that is from."""
-
-    tag: str
-    discards_output: bool
-    about: str
-    source: str
-
-
-_MCORE = "Megatron-Core transformer_config.py recompute_modules"
-
-MODULES: Mapping[str, Module] = {
-    "core_attn": Module(
-        "core_attn",
-        False,
-        "the attention core: scores, softmax, dropout, weighted values",
-        f"Korthikanti et al. 2022 section 5; {_MCORE}",
-    ),
-    "attention": Module(
-        "attention",
-        False,
-        "the attention block from its projections to its output",
-        "attention-only checkpointing, torch.utils.checkpoint around the attention module",
-    ),
-    "mlp": Module("mlp", False, "the dense feed-forward", _MCORE),
-    "layernorm": Module("layernorm", True, "the norms before attention and feed-forward", _MCORE),
-    "moe": Module("moe", False, "the whole mixture-of-experts layer", _MCORE),
-    "moe_act": Module("moe_act", True, "the experts' activation function", _MCORE),
-    "mla_up_proj": Module(
-        "mla_up_proj", True, "up-projections and rotary position of latent attention", _MCORE
-    ),
-    "shared_experts": Module("shared_experts", False, "the shared experts", _MCORE),
-}
-
-ALIASES: Mapping[str, str] = {"selective": "core_attn", "ffn": "mlp", "norm": "layernorm"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -276,7 +276,7 @@ def _inputs(result: Comparison) -> tuple[str, ...]:
 
 
 def _schedule(result: Comparison) -> str:
-    return "interleaved" if result.layout["vpp"] > 1 else "1F1B"
+    return result.layout["schedule"] or ("interleaved" if result.layout["vpp"] > 1 else "1F1B")
 
 
 def _optimum(result: Comparison, units: str) -> tuple[str, ...]:

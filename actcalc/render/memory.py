@@ -13,7 +13,7 @@ from actcalc.render.names import distinct_names
 from actcalc.render.sheet import Column, Row, Sheet, bytes_column, rows_of, sizes_column
 from actcalc.render.training import training_lines
 from actcalc.render.units import count, digits, scale, size
-from actcalc.specs.layout import chunk_count
+from actcalc.specs.schedules import SCHEDULES
 
 _PARTS = (
     Column("weights_bytes", "weights"),
@@ -111,7 +111,8 @@ def _below(result: MemoryReport, units: str) -> tuple[str, ...]:
 
 def _held(result: MemoryReport) -> str:
     """What the column of held activations counts."""
-    chunks = chunk_count(result.schedule, result.layout["vpp"])
+    row = SCHEDULES.get(result.schedule)  # none without a pipeline
+    chunks = row.chunk_count(result.layout["vpp"]) if row else 1
     if chunks == 1:
         return "held: micro-batches in flight."
     return f"held: activations in flight, of one micro-batch on one of the stage's {chunks} chunks."

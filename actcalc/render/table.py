@@ -117,15 +117,23 @@ def _broken(text: str, width: int) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def export(sheets: list[Sheet], name: str) -> str:
-    """The sheets as text, SVG or HTML."""
-    if name == "table":
-        target = Console(
-            file=io.StringIO(), highlight=False, markup=False, width=110, no_color=True
-        )
-        print_sheets(sheets, target)
-        return target.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+def export_text(sheets: list[Sheet]) -> str:
+    """The sheets as plain text of a fixed width."""
+    out = io.StringIO()
+    print_sheets(sheets, Console(file=out, highlight=False, markup=False, width=110, no_color=True))
+    return out.getvalue()
+
+
+def export_svg(sheets: list[Sheet]) -> str:
+    """The sheets as an SVG image of a terminal, under the title of the first."""
     target = console(record=True)
     print_sheets(sheets, target)
     title = next((sheet.title for sheet in sheets if sheet.visible), "actcalc")
-    return target.export_svg(title=title) if name == "svg" else target.export_html()
+    return target.export_svg(title=title)
+
+
+def export_html(sheets: list[Sheet]) -> str:
+    """The sheets as an HTML page of a terminal."""
+    target = console(record=True)
+    print_sheets(sheets, target)
+    return target.export_html()

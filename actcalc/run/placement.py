@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from actcalc.errors import SpecError
 from actcalc.specs import Layout, Workload
-from actcalc.specs.layout import TWO_CHUNKS
+from actcalc.specs.schedules import SCHEDULES
 
 Chunks = tuple[range, ...]
 Ends = tuple[bool, bool]
@@ -45,36 +45,28 @@ def ends(layout: Layout) -> tuple[tuple[Ends, ...], ...]:
 
 def _slices(layout: Layout) -> tuple[tuple[int, ...], ...]:
     """For each stage the slices of the model that its chunks hold, counted in model order."""
-    stages = range(layout.pp)
-    if layout.pipeline not in TWO_CHUNKS:
-        return tuple(
-            tuple(chunk * layout.pp + stage for chunk in range(layout.vpp)) for stage in stages
-        )
-    from actcalc.run.schedule import chunks_per_stage, slice_of
-
-    chunks = range(chunks_per_stage(layout.pipeline, layout.vpp))
+    schedule, chunks = SCHEDULES[layout.pipeline], range(layout.chunks)
     return tuple(
-        tuple(slice_of(layout.pipeline, layout.pp, stage, chunk, layout.vpp) for chunk in chunks)
-        for stage in stages
+        tuple(schedule.place(layout.pp, stage, chunk) for chunk in chunks)
+        for stage in range(layout.pp)
     )
 
 
 def microbatches(layout: Layout, workload: Workload) -> int:
     """Micro-batches each replica runs per step; without a global batch enough to fill the pipeline.
 
-    ``pp`` fill every schedule with one chunk a stage and the V shapes, 2·pp DualPipe, whose two
-    streams each need pp. An interleaved pipeline's first stage holds 2(p - 1) + (v - 1)g + 1 chunks
-    when it is full: as many micro-batches as that takes, in whole groups of g (Megatron-Core
-    ``schedules.py`` get_pp_rank_microbatches).
+    ``pp`` fill every schedule but those that need more (2·pp: DualPipe). An interleaved pipeline's
+    first stage holds 2(p - 1) + (v - 1)g + 1 chunks when it is full: as many micro-batches as that
+    takes, in whole groups of g (Megatron-Core ``schedules.py`` get_pp_rank_microbatches).
     """
     if workload.global_batch:
         return workload.global_batch // (workload.micro_batch * layout.dp)
-    pp = layout.pp
-    if layout.pipeline == "interleaved":
+    pp, schedule = layout.pp, SCHEDULES[layout.pipeline]
+    if schedule.grouped:
         group = layout.microbatch_group or pp
         chunks = 2 * (pp - 1) + (layout.vpp - 1) * group + 1
         return group * -(-chunks // (layout.vpp * group))
-    return pp * (2 if layout.pipeline.startswith("dualpipe") else 1)
+    return pp * max(1, schedule.least)
 
 
 def plain_work(schedule: str, pp: int, count: int, stage: int) -> Iterator[tuple[str, int]]:

@@ -174,8 +174,7 @@ class StagedRun:
         Raises ``SpecError`` for an unknown one, or for more layers than a chunk has.
         """
         if name not in self._policies:
-            replicated = self.graph.context.kernel("full_input") == "replicated"
-            found = parse_policy(name, full_boundary="replicated" if replicated else "own")
+            found = parse_policy(name, full_boundary=self.run.framework.full_input)
             if found.count > max(1, self.longest):
                 raise SpecError(
                     f"policy {name!r}: {found.count} is not between 1 and the {self.longest} "

@@ -8,6 +8,7 @@ from itertools import groupby
 from actcalc.errors import SpecError
 from actcalc.specs.layout import Layout
 from actcalc.specs.model import Model
+from actcalc.specs.schedules import SCHEDULES
 from actcalc.specs.training import Training
 from actcalc.specs.workload import Workload
 
@@ -121,8 +122,7 @@ def _pipeline(model: Model, layout: Layout) -> None:
         split = uneven_split(layers, slices)
         each = slices // layout.pp
         legal = [d // each for d in divisors(layers) if d % each == 0 and (d > each or each == 1)]
-        if layout.pipeline == "dualpipe":
-            legal = [pp for pp in legal if pp % 2 == 0]
+        legal = [pp for pp in legal if pp % SCHEDULES[layout.pipeline].directions == 0]
         ways = [f"--layers-per-stage {split}"] if split else []
         ways += [f"--pp {nearest(legal, layout.pp)}"] if legal else []
         raise SpecError(

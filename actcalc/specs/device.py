@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from actcalc.errors import SpecError
 from actcalc.specs.base import Bounds, Spec
@@ -17,23 +16,6 @@ Memory = Annotated[int, Bounds(1, 2**50)]
 
 Speed = Annotated[float, Bounds(1.0, 1e18)]
 """Bytes per second."""
-
-Share = Annotated[float, Bounds(1e-6, 1.0)]
-"""An achieved share of a peak."""
-
-
-@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class Efficiency(Spec):
-    """Shares of the peaks that are reached in practice; None means not known."""
-
-    gemm: Share | None = None
-    """Of the peak FLOP/s, in large matrix multiplications."""
-    attention: Share | None = None
-    """Of the peak FLOP/s, in fused attention."""
-    memory: Share | None = None
-    """Of the memory bandwidth, in element-wise and reduction kernels."""
-    communication: Share | None = None
-    """Of the link bandwidths, in collectives."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -75,14 +57,6 @@ class Device(Spec):
     """Memory the runtime's context takes before the first tensor, in bytes."""
     compute_capability: int | None = None
     """Major CUDA compute capability; None for devices of other makers."""
-    efficiency: Efficiency | None = None
-    """Achieved shares of the peaks."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.efficiency, Mapping):
-            shares: Mapping[str, Any] = self.efficiency
-            self._set(efficiency=Efficiency(**shares))
-        super().__post_init__()
 
     def _check(self) -> None:
         known = get_args(Number)

@@ -1,29 +1,143 @@
-"""A framework profile: which kernel runs for each kind of op, as data with its source."""
+"""A framework profile: how a training framework runs a model, as data with its sources.
+
+A profile states which builders make its layers, which kernel runs for each kind of op
+(:mod:`actcalc.specs.kinds`), and *traits*: what the framework does beside its kernels. Every trait
+is stated by every profile, so that none is forgotten in silence.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
+from actcalc.errors import SpecError, shorten, suggestion
 from actcalc.specs.base import Spec
+from actcalc.specs.kinds import KINDS, Layers
+from actcalc.specs.training import Recipe
+
+_ONLY: Mapping[Layers, tuple[str, ...]] = {
+    "megatron": ("model_parallel", "fp8", "multi_token_prediction", "transformer_engine"),
+    "pytorch": ("autocast", "hub_models"),
+}
+"""Traits that the builders of one family alone know."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Framework(Spec):
-    """Kernel choices of one training framework.
+    """Kernels and traits of one training framework.
 
-    Keys of ``kernels`` are kinds of op (norm, activation, attention core, ...), values name a
-    kernel known to ``actcalc.layers``. ``families`` overrides them for single model families.
+    Raises ``SpecError`` for a kind of kernel or a kernel that the layers do not know, for a kind
+    that every profile must state and this one does not, and for a trait of other layers.
     """
 
     name: str
     """Profile name, as given to --framework."""
     title: str
     """One line for people."""
+    layers: Layers
+    """Builders of its layers: Megatron's, which tensor parallelism splits, or PyTorch modules."""
+    recipe: Recipe
+    """Precision recipe of a 16-bit run that names none."""
     kernels: dict[str, str]
     """Kind of op -> kernel."""
     families: dict[str, dict[str, str]] = field(default_factory=dict)
     """Model family -> kernels that differ for it."""
 
+    # --- what its layers are ---
+    idealised: bool
+    """Korthikanti et al.'s counting: any architecture by one rule, statistics and workspaces
+    neglected, and the paper's own equations where they apply."""
+    transformer_engine: bool
+    """Layers are Transformer Engine's: its attention, workspaces, fp8 products and loss."""
+    op_by_op: bool
+    """Modules are plain PyTorch: element-wise chains run op by op, each an op of ATen."""
+    hub_models: bool
+    """The modelling code is the transformers package's, which ``measure`` builds."""
+
+    # --- which runs it knows ---
+    model_parallel: bool
+    """Knows tensor, pipeline, context and expert parallelism."""
+    autocast: bool
+    """Knows torch.autocast over fp32 weights."""
+    fp8: bool
+    """Knows fp8 products."""
+    multi_token_prediction: bool
+    """Trains the model's multi-token-prediction layers (else they are left out)."""
+
+    # --- recomputation and offload ---
+    early_stop: bool
+    """A re-run ends with the last tensor backward needs (non-reentrant torch checkpoint)."""
+    full_input: Literal["own", "replicated"]
+    """Input kept by a layer that re-runs whole: as the layer gets it, split under sequence
+    parallelism, or on every tensor-parallel rank."""
+    discards_outputs: bool
+    """Can discard a re-run module's output (Megatron-Core's ``CheckpointWithoutOutput``)."""
+    per_op_policy: bool
+    """Has a checkpoint that keeps every second matrix product (policy ``op``)."""
+    offloads_modules: bool
+    """Can send modules' activations to host memory (Megatron's fine-grained offload)."""
+
+    # --- gradients ---
+    main_gradients: bool
+    """Backward adds weight gradients to buffers of their own (Megatron's ``main_grad``); what a
+    product makes outside them exists apart. Else it becomes the parameter's ``grad``."""
+    persistent_gradients: bool
+    """fp32 gradients keep their buffer between steps (else ``zero_grad`` drops them)."""
+    reduction_buckets: bool
+    """Replicas reduce gradients in buckets: DistributedDataParallel's, DeepSpeed's under ZeRO."""
+    overlaps_reduction: bool
+    """Replicas reduce gradients beside the last backward."""
+
+    # --- buffers and messages ---
+    gather_buffer: Literal["none", "head", "all"]
+    """Products whose gathered sequence-parallel input goes to one buffer that stays."""
+    loss_in_place: bool
+    """The cross-entropy computes in the fp32 logits it keeps."""
+    overlaps_messages: bool
+    """An interleaved pipeline sends and receives while it computes."""
+    drops_sent_outputs: bool
+    """A stage's output is dropped once it is sent."""
+
     def kernel(self, kind: str, family: str = "") -> str:
         """The kernel for ``kind`` in models of ``family``; ``KeyError`` if the profile has none."""
-        return self.families.get(family, {}).get(kind, self.kernels[kind])
+        return self.families.get(family, {}).get(kind) or self.kernels[kind]
+
+    def _check(self) -> None:
+        what = f"framework {self.name}"
+        if self.recipe == "auto":
+            raise SpecError(f"{what}: recipe auto asks the framework", "name the recipe itself")
+        for layers, traits in _ONLY.items():
+            wrong = [trait for trait in traits if layers != self.layers and getattr(self, trait)]
+            if wrong:
+                raise SpecError(
+                    f"{what}: {wrong[0]} is not known to {self.layers} layers",
+                    f"set {wrong[0]}: false, or layers: {layers}",
+                )
+        _check_kernels(f"{what}: kernels", self.layers, self.kernels)
+        for family, changed in self.families.items():
+            _check_kernels(f"{what}: families.{family}", self.layers, changed)
+        missing = [
+            k for k, row in KINDS[self.layers].items() if row.needed and k not in self.kernels
+        ]
+        if missing:
+            about = KINDS[self.layers][missing[0]]
+            raise SpecError(
+                f"{what}: kernels.{missing[0]} is missing ({about.about})",
+                "use one of " + ", ".join(about.kernels),
+            )
+
+
+def _check_kernels(where: str, layers: Layers, chosen: Any) -> None:
+    """Refuse what is no mapping of known kinds to kernels of theirs."""
+    if not isinstance(chosen, dict):
+        raise SpecError(f"{where} holds {shorten(chosen)}, not a mapping", "write `kind: kernel`")
+    kinds = KINDS[layers]
+    for kind, kernel in chosen.items():
+        if kind not in kinds:
+            hint = suggestion(str(kind), list(kinds)) or "kinds: " + ", ".join(kinds)
+            raise SpecError(f"{where}: {layers} layers have no kernels of kind {kind!r}", hint)
+        known = kinds[kind].kernels
+        if not isinstance(kernel, str) or kernel not in known:
+            hint = suggestion(str(kernel), list(known)) or "use one of " + ", ".join(known)
+            raise SpecError(f"{where}.{kind} is {shorten(kernel)}, no such kernel", hint)

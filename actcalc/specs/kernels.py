@@ -43,8 +43,6 @@ class KernelOptions(Spec):
     """Element type of router logits; auto is that of the activations."""
     moe_router_load_balancing_type: LoadBalancing = "auto"
     """Load-balancing loss; auto: per sequence for sigmoid routers, else per micro-batch."""
-    moe_router_pre_softmax: Literal["auto", "on", "off"] = "auto"
-    """Softmax over all experts before top-k instead of over the chosen ones; auto: the model's."""
     cross_entropy_loss_fusion: bool = False
     """Fuse the vocabulary-parallel cross-entropy; what it keeps follows from the next field."""
     cross_entropy_fusion_impl: Literal["native", "te"] = "native"

@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from actcalc.errors import SpecError
 from actcalc.specs.base import Degree, Spec
+from actcalc.specs.schedules import SCHEDULES
 
-Schedule = Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-v", "dualpipe", "dualpipe-v"]
-
-TWO_CHUNKS = ("zb-v", "dualpipe", "dualpipe-v")
-"""Schedules whose stages run two model chunks by nature, whatever vpp is."""
-
-
-def slice_count(schedule: str, pp: int, vpp: int) -> int:
-    """Consecutive slices a pipeline cuts the model into.
-
-    p·v, which is p for one chunk per stage; 2p in V shapes (Qi et al. 2024, "Pipeline Parallelism
-    with Controllable Memory"). DualPipe cuts into p slices and keeps each on two stages, one for
-    either direction (DeepSeek-AI 2024, section 3.2.1).
-    """
-    return pp if schedule == "dualpipe" else pp * chunk_count(schedule, vpp)
-
-
-def chunk_count(schedule: str, vpp: int) -> int:
-    """Model chunks that one stage runs."""
-    return 2 if schedule in TWO_CHUNKS else vpp
+if TYPE_CHECKING:
+    Schedule = str
+else:  # choices are the rows of the table, which a type checker cannot read
+    Schedule = Literal[tuple(SCHEDULES)]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -83,7 +69,8 @@ class Layout(Spec):
                 f"vpp {self.vpp} interleaves a pipeline, but pp is 1",
                 "add --pp 2 or more, or drop --vpp",
             )
-        if self.microbatch_group is not None and self.pipeline != "interleaved":
+        SCHEDULES[self.pipeline].chunk_count(self.vpp)
+        if self.microbatch_group is not None and not SCHEDULES[self.pipeline].grouped:
             raise SpecError(
                 f"microbatch_group {self.microbatch_group} orders an interleaved pipeline, but "
                 f"the schedule is {self.pipeline}",
@@ -108,21 +95,22 @@ class Layout(Spec):
     @property
     def slices(self) -> int:
         """Consecutive slices the pipeline cuts the model into."""
-        return slice_count(self.pipeline, self.pp, self.vpp)
+        return SCHEDULES[self.pipeline].slices(self.pp, self.vpp)
 
     @property
     def chunks(self) -> int:
         """Model chunks that one stage runs."""
-        return chunk_count(self.pipeline, self.vpp)
+        return SCHEDULES[self.pipeline].chunk_count(self.vpp)
 
     @property
     def cut(self) -> str:
         """What cuts the model into slices, in words: ``pp 4 x 2 chunks of zb-v``."""
-        if self.pipeline == "dualpipe":
+        each = self.slices // self.pp
+        if each == 1:
             return f"pp {self.pp}"
-        if self.pipeline in TWO_CHUNKS:
-            return f"pp {self.pp} x 2 chunks of {self.pipeline}"
-        return f"pp {self.pp}" + (f" x vpp {self.vpp}" if self.vpp > 1 else "")
+        if SCHEDULES[self.pipeline].chunks:
+            return f"pp {self.pp} x {each} chunks of {self.pipeline}"
+        return f"pp {self.pp} x vpp {self.vpp}"
 
     @property
     def pipeline(self) -> Schedule:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from actcalc.specs.layout import Layout
 from actcalc.specs.model import Model
+from actcalc.specs.optimizers import OPTIMIZERS
+from actcalc.specs.recipes import CHOOSABLE, RECIPES
+from actcalc.specs.schedules import SCHEDULES
 from actcalc.specs.training import Training
 from actcalc.specs.workload import Workload
 
@@ -21,11 +25,25 @@ def run_schema() -> dict[str, Any]:
         definitions[name] = schema
         return {"$ref": f"#/$defs/{name}"}
 
+    def explain(spec: str, field: str, rows: Mapping[str, Any]) -> None:
+        """Say what each choice of a field is, in the words of its row."""
+        described = definitions[spec]["properties"][field]
+        words = "; ".join(f"{name}: {row.title}" for name, row in rows.items())
+        described["description"] = f"{described['description']} {words}."
+
     model = part(Model, "Model")
     definitions["Model"]["properties"]["preset"] = {
         "type": "string",
         "description": "preset whose fields these change",
     }
+    parts = {
+        "layout": part(Layout, "Layout"),
+        "workload": part(Workload, "Workload"),
+        "training": part(Training, "Training"),
+    }
+    explain("Layout", "schedule", SCHEDULES)
+    explain("Training", "optimizer", OPTIMIZERS)
+    explain("Training", "recipe", {name: RECIPES[name] for name in CHOOSABLE})
     return {
         "title": "Run",
         "type": "object",
@@ -35,9 +53,7 @@ def run_schema() -> dict[str, Any]:
             "title": {"type": "string"},
             "source": {"type": "string"},
             "model": {"anyOf": [{"type": "string", "description": "preset name"}, model]},
-            "layout": part(Layout, "Layout"),
-            "workload": part(Workload, "Workload"),
-            "training": part(Training, "Training"),
+            **parts,
             "framework": {"type": "string"},
             "device": {"type": "string"},
             "policies": {

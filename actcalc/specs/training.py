@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from actcalc.errors import SpecError
 from actcalc.specs.base import Bounds, Count, Degree, Spec
+from actcalc.specs.optimizers import OPTIMIZERS, meant
+from actcalc.specs.recipes import CHOOSABLE
 
-Optimizer = Literal[
-    "adamw", "adam", "adam8bit", "sgd", "momentum", "adafactor", "lion", "muon", "none"
-]
-Recipe = Literal["auto", "megatron", "mixed", "deepspeed", "amp", "fsdp", "pure"]
+if TYPE_CHECKING:
+    Optimizer = str
+    Recipe = str
+else:  # choices are the rows of the tables, which a type checker cannot read
+    Optimizer = Literal[tuple(OPTIMIZERS)]
+    Recipe = Literal["auto", *CHOOSABLE]
 Offload = Literal["none", "optimizer", "weights", "activations"]
 Loss = Literal["auto", "full", "chunked", "fused"]
 Targets = Literal["attention", "mlp", "all"]
 
 OFFLOADABLE = (
-    "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act",
+    "qkv_linear", "core_attn", "attn_proj", "attn_norm", "expert_fc1", "moe_act", "mlp_norm",
 )  # fmt: skip
-"""Modules whose saved tensors Megatron offloads (transformer_config.py offload_modules)."""
+"""Modules whose saved tensors Megatron offloads (transformer_config.py offload_modules).
+
+In the order in which a layer commits their groups: a norm's is committed after the addition that
+follows its block. Reloading goes through them backwards.
+"""
 
 Bits = Annotated[int, Bounds(4, 32)]
 """Bits of one weight of a frozen base model."""
@@ -30,12 +38,9 @@ class Training(Spec):
     """What is kept for every parameter beside the weight itself, and where it is kept."""
 
     optimizer: Optimizer = "adamw"
-    """Optimizer; adam8bit keeps its moments in 8 bits, muon Adam for all but hidden matrices."""
+    """Optimizer of the trained weights."""
     recipe: Recipe = "auto"
-    """Number formats: megatron (16-bit weights, fp32 gradients and master weights, 18 B with
-    Adam), mixed (16-bit gradients, 16 B), deepspeed (bf16 gradients and their fp32 sum), amp
-    (fp32 weights and gradients under autocast), fsdp (fp32 shards, gathered in 16 bits), pure
-    (all in the activations' type); auto: the framework's."""
+    """Number formats of weights, gradients and states; auto: the framework's."""
     gradient_fusion: bool = True
     """Weight gradients are added to the accumulated ones inside the product; false makes each one
     first (Megatron's --no-gradient-accumulation-fusion)."""
@@ -111,12 +116,25 @@ class Training(Spec):
     fp8_weights: bool = False
     """Weights themselves are fp8 (Megatron's --fp8-param-gather), not only copies of them."""
 
+    def __post_init__(self) -> None:
+        ours = "" if self.optimizer in OPTIMIZERS else meant(str(self.optimizer))
+        if ours:
+            raise SpecError(f"training: optimizer is {self.optimizer!r}", f"it is {ours} here")
+        super().__post_init__()
+
     def _check(self) -> None:
-        if self.whole_weights != "none" and self.optimizer != "muon":
+        optimizer = OPTIMIZERS[self.optimizer]
+        if self.whole_weights != "none" and not optimizer.newton_schulz:
+            whole = " or ".join(name for name, row in OPTIMIZERS.items() if row.newton_schulz)
             raise SpecError(
-                f"whole_weights {self.whole_weights} is for muon, the optimizer is "
+                f"whole_weights {self.whole_weights} is for {whole}, the optimizer is "
                 f"{self.optimizer}",
-                "add --optimizer muon, or drop whole_weights",
+                f"add --optimizer {whole}, or drop whole_weights",
+            )
+        if self.moments_bytes and not optimizer.moments:
+            raise SpecError(
+                f"moments_bytes is {self.moments_bytes}, but {self.optimizer} keeps no moments",
+                "drop moments_bytes, or name another optimizer",
             )
         self._check_offload()
         if self.shards is not None and self.shards < 1:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from actcalc.errors import SpecError, shorten
+from actcalc.errors import SpecError, shorten, suggestion
 from actcalc.specs.base import Spec
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ def build(kind: type[S], fields: Mapping[str, Any], what: str, *, vetted: bool =
     right, the constructor's own checks are enough, and Pydantic is not loaded.
     """
     if vetted:
+        _check_names(kind, fields, what)
         return kind(**fields)
     from pydantic import ValidationError
 
@@ -30,21 +32,30 @@ def build(kind: type[S], fields: Mapping[str, Any], what: str, *, vetted: bool =
         raise _explain(kind, error, what) from None
 
 
+def _check_names(kind: type[Spec], given: Mapping[str, Any], what: str) -> None:
+    """Refuse unknown keys and missing ones, as Pydantic would."""
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    for key in given:
+        if key not in known:
+            raise _unknown(kind, key, key, what)
+    for name, field in known.items():
+        if name not in given and field.default is field.default_factory is MISSING:
+            raise SpecError(f"{what}: {name} is missing", f"give {name}")
+
+
+def _unknown(kind: type[Spec], key: str, path: str, what: str) -> SpecError:
+    names = kind.field_names()
+    hint = suggestion(key, names) or f"{what} has: " + ", ".join(names)
+    return SpecError(f"{what}: unknown key {path!r}", hint)
+
+
 def _explain(kind: type[Spec], error: ValidationError, what: str) -> SpecError:
     first = error.errors(include_url=False)[0]
     path = ".".join(str(part) for part in first["loc"])
     shown = shorten(first.get("input"))
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         kind = _inside(kind, first["loc"][:-1])
-        import difflib
-
-        close = difflib.get_close_matches(str(first["loc"][-1]), kind.field_names(), n=1)
-        hint = (
-            f"did you mean {close[0]}?"
-            if close
-            else (f"{what} has: " + ", ".join(kind.field_names()))
-        )
-        return SpecError(f"{what}: unknown key {path!r}", hint)
+        return _unknown(kind, str(first["loc"][-1]), path, what)
     if first["type"] == "missing":
         return SpecError(f"{what}: {path} is missing", f"give {path}")
     message = str(first["msg"])

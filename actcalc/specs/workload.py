@@ -36,14 +36,16 @@ class Workload(Spec):
     moe_imbalance: Factor = 1.0
     """Tokens that the busiest expert-parallel rank receives, over the balanced number."""
     fp8: bool = False
-    """Products of the layers run in fp8 over whatever type ``precision`` names (Megatron's
-    --fp8-format); precision fp8 is bf16 with it."""
+    """Products of the layers run in fp8 over activations of another type than bf16 (Megatron's
+    --fp8-format beside --fp16 or neither); over bf16 that is precision fp8, and set as such."""
     kernels: KernelOptions = field(default_factory=KernelOptions)
     """Kernel options named after Megatron's (masked_softmax_fusion, moe_router_dtype, ...)."""
 
     def __post_init__(self) -> None:
         if isinstance(self.kernels, dict):
             self._set(kernels=KernelOptions(**self.kernels))
+        if self.fp8 is True and self.precision in ("bf16", "fp8"):
+            self._set(precision="fp8", fp8=False)
         super().__post_init__()
 
     def _check(self) -> None:
@@ -55,6 +57,11 @@ class Workload(Spec):
     def fp8_products(self) -> bool:
         """Whether the layers' matrix products read fp8 copies."""
         return self.fp8 or self.precision == "fp8"
+
+    @property
+    def arithmetic(self) -> str:
+        """Number formats of the products, as :data:`actcalc.cost.rates.FORMATS` names them."""
+        return f"{self.precision}+fp8" if self.fp8 else self.precision
 
     @property
     def tokens(self) -> int:

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from actcalc.cost.collective import bandwidth, collective_seconds
 from actcalc.cost.gemm import Product, gemm_seconds
+from actcalc.cost.kernels import beside
 from actcalc.cost.rates import parse_overrides, rates_of, shares_of
-from actcalc.cost.roofline import beside, roofline_of
+from actcalc.cost.roofline import roofline_of
 from actcalc.cost.step import step_time
 from actcalc.errors import SpecError
 from actcalc.io import presets
@@ -156,15 +157,3 @@ def test_overrides_replace_one_share():
     assert slow.matrix == pytest.approx(A100.matrix * 0.4 / A100.shares.gemm)
     assert slow.memory == pytest.approx(A100.memory * 0.5 / A100.shares.memory)
     assert slow.intra == A100.intra
-
-
-def test_a_device_may_state_its_own_efficiency():
-    from dataclasses import replace
-
-    from actcalc.specs.device import Efficiency
-
-    device = replace(load_device("a100-80gb"), efficiency=Efficiency(gemm=0.5))
-    shares, sources = shares_of(device)
-    assert shares.gemm == 0.5
-    assert "efficiency" in sources["gemm"]
-    assert shares.memory == A100.shares.memory

@@ -15,6 +15,7 @@ from actcalc.io.hf import read_config, read_config_file
 from actcalc.io.hub.families import FAMILIES
 from actcalc.specs import Model, Workload
 from actcalc.specs.validate import build
+from tests.sweeps import examples
 
 DATA = Path(__file__).parent.parent / "data"
 CONFIGS = [json.loads(path.read_text()) for path in sorted((DATA / "configs").glob("*.json"))]
@@ -90,7 +91,7 @@ def check_outcome(result: Model | SpecError) -> None:
         assert "\n" not in str(result)
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(600), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(mutated())
 def test_mutated_configurations(config):
     check_outcome(outcome(config))

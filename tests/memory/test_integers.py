@@ -14,6 +14,7 @@ from actcalc.answers.memory import memory_run
 from actcalc.errors import SpecError
 from actcalc.io import presets
 from actcalc.io.runs import load_run
+from tests.sweeps import examples
 
 MODELS = ("gpt2", "bert-base", "llama-3-8b", "mixtral-8x7b", "deepseek-v3", "t5-small",
           "mamba2-130m", "nemotron-3-nano-30b-a3b", "vit-b-16")  # fmt: skip
@@ -68,7 +69,7 @@ def test_devices(device: str) -> None:
     ),
     imbalance=st.sampled_from([1.0, 1.37]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_runs(
     model: str,
     device: str | None,

@@ -10,28 +10,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actcalc.cost import pipeline
+from actcalc.cost.pipeline import makespan
 from actcalc.errors import SpecError
-from actcalc.run import schedule as module
 from actcalc.run.schedule import (
-    SCHEDULES,
     Action,
     actions,
-    chunks_per_stage,
     in_flight,
     in_flight_by_chunk,
-    makespan,
     moments,
-    slice_of,
-    slices,
 )
+from actcalc.run.schedule.orders import order_of
+from actcalc.run.schedule.shape import shape_of
+from actcalc.specs.schedules import SCHEDULES
 
-SPLIT = ("zb-h1", "zb-v", "dualpipe", "dualpipe-v")
+SPLIT = tuple(name for name, row in SCHEDULES.items() if row.splits_backward)
 
 
 @st.composite
 def runs(draw, most_stages=6, most_rounds=6):
     """(schedule, pp, microbatches, vpp, group) that the schedule can run."""
-    name = draw(st.sampled_from(SCHEDULES))
+    name = draw(st.sampled_from(tuple(SCHEDULES)))
     pp = draw(st.integers(1, most_stages))
     vpp, group = 1, None
     count = draw(st.integers(1, most_rounds * pp))
@@ -139,7 +138,7 @@ def test_every_chunk_of_every_microbatch_runs_once_in_order(run):
     name, pp, count, vpp, group = run
     orders = actions(name, pp, count, vpp, group=group)
     assert len(orders) == pp
-    chunks = chunks_per_stage(name, vpp)
+    chunks = SCHEDULES[name].chunk_count(vpp)
     for stage, order in enumerate(orders):
         expected = {
             (microbatch, chunk)
@@ -163,7 +162,7 @@ def test_every_chunk_of_every_microbatch_runs_once_in_order(run):
 @settings(max_examples=100, deadline=None)
 def test_makespan_equals_a_plain_simulation(run, data):
     name, pp, count, vpp, group = run
-    chunks = chunks_per_stage(name, vpp)
+    chunks = SCHEDULES[name].chunk_count(vpp)
     whole = st.integers(1, 20)
     table = {kind: [[data.draw(whole) for _ in range(chunks)] for _ in range(pp)] for kind in "FIW"}
     table["B"] = [
@@ -194,7 +193,7 @@ def test_makespan_equals_a_plain_simulation(run, data):
 @settings(max_examples=150, deadline=None)
 def test_in_flight_and_moments_equal_a_plain_count_over_the_whole_step(run):
     name, pp, count, vpp, group = run
-    chunks = range(chunks_per_stage(name, vpp))
+    chunks = range(SCHEDULES[name].chunk_count(vpp))
     counts = in_flight(name, pp, count, vpp, group=group)
     fullest = in_flight_by_chunk(name, pp, count, vpp, group=group)
     sizes = [[3 + 2 * r + 5 * c for c in chunks] for r in range(pp)]
@@ -241,7 +240,7 @@ LONG = [
 @pytest.mark.parametrize(("name", "pp", "vpp", "group"), LONG)
 def test_a_longer_step_is_the_shorter_one_with_a_piece_of_the_middle_repeated(name, pp, vpp, group):
     """What an action follows does not depend on how long the step is, in head or tail."""
-    base = module._shape(name, pp, 40 * pp * (group or 1), vpp, group)
+    base = shape_of(name, pp, 40 * pp * (group or 1), vpp, group)
     span, unit = base.span, base.unit
     short = base.shortened(2 * (2 * span + 2 * unit))
     long = short.resized(short.microbatches + 3 * unit)
@@ -257,7 +256,7 @@ def test_a_longer_step_is_the_shorter_one_with_a_piece_of_the_middle_repeated(na
                     strict=True,
                 )
             )
-            for order in (module._order(short, stage), module._order(long, stage))
+            for order in (order_of(short, stage), order_of(long, stage))
         )
         before = {b: a for a, b in zip([None, *first], first, strict=False)}
         for previous, action in zip([None, *second], second, strict=False):
@@ -272,7 +271,7 @@ def test_a_longer_step_is_the_shorter_one_with_a_piece_of_the_middle_repeated(na
 @pytest.mark.parametrize(("name", "pp", "vpp", "group"), LONG)
 @pytest.mark.parametrize("extra", [0, 1])
 def test_in_flight_of_a_long_step_is_that_of_the_whole_list(name, pp, vpp, group, extra):
-    unit = module._shape(name, pp, 40 * pp * (group or 1), vpp, group).unit
+    unit = shape_of(name, pp, 40 * pp * (group or 1), vpp, group).unit
     count = 40 * pp * (group or 1) + extra * unit
     counts = in_flight(name, pp, count, vpp, group=group)
     for stage, order in enumerate(actions(name, pp, count, vpp, group=group)):
@@ -289,16 +288,16 @@ def test_in_flight_of_a_long_step_is_that_of_the_whole_list(name, pp, vpp, group
 @pytest.mark.parametrize("heavy", [None, 0, -1])
 @pytest.mark.parametrize("delay", [0.0, 0.25])
 def test_extrapolated_time_equals_the_whole_run(name, pp, vpp, group, heavy, delay):
-    chunks = chunks_per_stage(name, vpp)
+    chunks = SCHEDULES[name].chunk_count(vpp)
     forward = [[1.0 + 0.125 * (r % 3)] * chunks for r in range(pp)]
     if heavy is not None:
         forward[heavy] = [2.5] * chunks
     backward = [[2 * t + 0.0625 * r for t in row] for r, row in enumerate(forward)]
     weight = [[0.75 * t for t in row] for row in forward]
     for count in (60 * pp * (group or 1), 60 * pp * (group or 1) + 2 * (group or pp)):
-        shape = module._shape(name, pp, count, vpp, group)
-        durations = module._durations(shape, forward, backward, weight, delay)
-        whole = module._finish(shape, durations, delay).max()
+        shape = shape_of(name, pp, count, vpp, group)
+        durations = pipeline._durations(shape, forward, backward, weight, delay)
+        whole = pipeline._finish(shape, durations, delay).max()
         result = makespan(
             name,
             pp,
@@ -315,13 +314,13 @@ def test_extrapolated_time_equals_the_whole_run(name, pp, vpp, group, heavy, del
 
 def test_a_long_step_is_not_simulated_whole(monkeypatch):
     lengths = []
-    plain = module._finish
+    plain = pipeline._finish
 
     def counted(shape, durations, delay):
         lengths.append(shape.lane)
         return plain(shape, durations, delay)
 
-    monkeypatch.setattr(module, "_finish", counted)
+    monkeypatch.setattr(pipeline, "_finish", counted)
     for name in SCHEDULES:
         vpp = 2 if name == "interleaved" else 1
         makespan(name, 8, 8000, vpp, forward_seconds=1, backward_seconds=2, weight_seconds=1)
@@ -533,22 +532,17 @@ def test_short_zb_v_steps_are_those_of_pytorch():
 
 
 def test_slices_follow_the_way_of_a_microbatch():
-    assert [slice_of("1f1b", 4, r, 0) for r in range(4)] == [0, 1, 2, 3]
-    assert [slice_of("interleaved", 2, r, c, 3) for c in range(3) for r in range(2)] == [*range(6)]
-    assert [(slice_of("zb-v", 3, r, 0), slice_of("zb-v", 3, r, 1)) for r in range(3)] == [
-        (0, 5),
-        (1, 4),
-        (2, 3),
-    ]
-    assert [(slice_of("dualpipe", 4, r, 0), slice_of("dualpipe", 4, r, 1)) for r in range(4)] == [
-        (0, 3),
-        (1, 2),
-        (2, 1),
-        (3, 0),
-    ]
-    assert slices("dualpipe", 4) == 4
-    assert slices("dualpipe-v", 4) == slices("zb-v", 4) == 8
-    assert slices("interleaved", 4, 3) == 12
+    def held(name, pp, chunks):
+        row = SCHEDULES[name]
+        return [[row.place(pp, stage, chunk) for chunk in range(chunks)] for stage in range(pp)]
+
+    assert held("1f1b", 4, 1) == [[0], [1], [2], [3]]
+    assert held("interleaved", 2, 3) == [[0, 2, 4], [1, 3, 5]]
+    assert held("zb-v", 3, 2) == [[0, 5], [1, 4], [2, 3]]
+    assert held("dualpipe", 4, 2) == [[0, 3], [1, 2], [2, 1], [3, 0]]
+    assert SCHEDULES["dualpipe"].slices(4, 1) == 4
+    assert SCHEDULES["dualpipe-v"].slices(4, 1) == SCHEDULES["zb-v"].slices(4, 1) == 8
+    assert SCHEDULES["interleaved"].slices(4, 3) == 12
 
 
 @pytest.mark.parametrize(
@@ -606,10 +600,8 @@ def test_durations_that_make_no_sense_are_refused(times, what):
         makespan("1f1b", 4, 8, **times)
 
 
-def test_stages_and_chunks_out_of_range_are_refused():
+def test_stages_and_tables_out_of_range_are_refused():
     with pytest.raises(SpecError, match="stage 4"):
         moments("1f1b", 4, 8, stage=4)
-    with pytest.raises(SpecError, match="chunk 1"):
-        slice_of("1f1b", 4, 0, 1)
     with pytest.raises(SpecError, match="bytes for 4 stages"):
         in_flight_by_chunk("zb-v", 4, 8, activation_bytes=[[1]] * 4)

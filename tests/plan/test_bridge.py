@@ -28,6 +28,7 @@ from actcalc.run.staged import StagedRun
 from actcalc.solve import knapsack, layer_options
 from actcalc.solve.frontier import layer_option
 from actcalc.specs.run import Run
+from tests.sweeps import sampled
 
 GPT3 = {"tp": 8, "sp": True}
 MODELS = ("gpt3-175b", "llama-3-8b", "mixtral-8x7b", "deepseek-v3", "gemma-2-9b", "bert-large")
@@ -319,7 +320,7 @@ def test_emitted_plans_fit_and_are_never_below_the_optimum(target: str) -> None:
 
 def test_megatron_flags() -> None:
     names = megatron_policies(RunPlanner(gpt3(pp=8), PlanSettings()))
-    assert {"none", "core_attn", "core_attn+layernorm+mlp", "uniform:12", "block:1"} <= set(names)
+    assert {"none", "core_attn", "core_attn+mlp+layernorm", "uniform:12", "block:1"} <= set(names)
     assert megatron_flags("block:3").split() == [
         "--recompute-granularity", "full", "\\", "--recompute-method", "block", "\\",
         "--recompute-num-layers", "3",
@@ -327,7 +328,9 @@ def test_megatron_flags() -> None:
     assert megatron_flags("core_attn+mlp").endswith("--recompute-modules core_attn mlp")
 
 
-@pytest.mark.parametrize("name", ["gpt3-175b", "gpt-oss-20b", "deepseek-v3"])
+@pytest.mark.parametrize(
+    "name", sampled(["gpt3-175b", "gpt-oss-20b", "deepseek-v3"], ("gpt3-175b", "deepseek-v3"))
+)
 def test_both_searches_find_the_same_optimum(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By single deviations, and in two halves of the layers."""
     run = load_run(name, model={"layers": 6}, device="h100-80gb")

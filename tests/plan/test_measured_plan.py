@@ -24,6 +24,7 @@ from actcalc.measure.ops import flops_of  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 from tests.plan import measured_modules as modules  # noqa: E402
 from tests.plan.replay import Replay, key  # noqa: E402
+from tests.sweeps import sampled  # noqa: E402
 
 
 def measured(factory: Any) -> MeasuredLayer:
@@ -68,7 +69,7 @@ OWN = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(OWN)))
+@pytest.mark.parametrize("number", sampled(range(len(OWN)), (0, 1, 2, 3, 4, 8)))
 def test_every_kind_of_plan_can_be_carried_out(number: int) -> None:
     """Op by op: the ops that run again and the tensors kept suffice, and take the bytes planned."""
     factory = OWN[number]
@@ -168,7 +169,7 @@ def stored(layers: Any, x: Any, space: dict[str, Any]) -> int:
     return size
 
 
-@pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 0.75, 1.0])
+@pytest.mark.parametrize("share", sampled([0.0, 0.25, 0.5, 0.75, 1.0], (0.0, 1.0)))
 @pytest.mark.parametrize("name", ["plain", "inplace", "dropout", "routed"])
 def test_emitted_code_saves_what_was_promised(name: str, share: float) -> None:
     """Six layers under PyTorch's selective checkpoint, as pasted."""

@@ -7,8 +7,9 @@ from actcalc.cost.flops import model_flops, paper_model_flops, paper_selective_f
 from actcalc.layers.core.algebra import Expr, total
 from actcalc.layers.model import ModelGraph
 from actcalc.policy.outcome import layer_outcome
-from actcalc.policy.rules import MODULES, NONE
+from actcalc.policy.rules import NONE
 from actcalc.run.staged import StagedRun
+from actcalc.specs.recompute import MODULES
 
 
 def size_text(expr: Expr, graph: ModelGraph) -> str:
@@ -32,7 +33,7 @@ def _coefficient(staged: StagedRun) -> Body:
         lines.append(f"    = {size_text(layer.bytes_of(names), graph)}")
     lines.append(f"all: {size_text(layer.bytes_of(own), graph)}")
     lines.append("16-bit tensors weigh 2 bytes per element, dropout masks 1.")
-    if run.framework.name == "paper":
+    if run.framework.idealised:
         lines.append(
             "Without sharding, GPT with eager attention and dropout: attention 11 + FFN 19 + "
             "norms 4 = 34 sbh, and 5as²b for the s x s tensors."
@@ -78,9 +79,7 @@ def _policy(name: str) -> Explainer:
             f"computes {rerun:,} FLOPs again per layer and micro-batch: "
             f"{rerun / forward:.2%} of the layer's forward",
         ]
-        if MODULES.get(policy.modules[0] if policy.modules else "") and any(
-            MODULES[m].discards_output for m in policy.modules
-        ):
+        if any(MODULES[module].discards_output for module in policy.modules):
             lines.append(
                 "Its output is dropped too and made again before backward needs it "
                 "(Megatron-Core CheckpointWithoutOutput)."

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from actcalc.answers.explain.term import DEEPSEEK, KORTHIKANTI, NARAYANAN, QI, Body, Term
 from actcalc.errors import SpecError
 from actcalc.policy.rules import NONE
-from actcalc.run.schedule import SCHEDULES
 from actcalc.run.staged import StagedRun
 from actcalc.specs.layout import Layout
 from actcalc.specs.run import Run
+from actcalc.specs.schedules import SCHEDULES
 
 
 def _pipeline(staged: StagedRun, schedule: str, vpp: int = 1) -> tuple[StagedRun, list[str]]:
@@ -76,7 +76,7 @@ def _stage_zero(staged: StagedRun) -> str:
 
 def _overhead(staged: StagedRun) -> float:
     """Idle over busy time of a step: equal layers, backward twice forward, half of it weights'."""
-    from actcalc.run.schedule import makespan
+    from actcalc.cost.pipeline import makespan
 
     layout = staged.run.layout
     rows = [[float(size) for size in _chunk_sizes(staged, stage)] for stage in range(layout.pp)]
@@ -161,15 +161,15 @@ def _bubble(staged: StagedRun) -> Body:
     plain = f"(p-1)/m = {(p - 1) / count:.4g}"
     closed: Mapping[str, str] = {"gpipe": plain, "1f1b": plain}
     chunks = staged.run.layout.vpp if staged.run.layout.vpp > 1 else 2
-    for name in SCHEDULES:
+    for name, row in SCHEDULES.items():
         try:
-            shape, _ = _pipeline(staged, name, chunks if name == "interleaved" else 1)
+            shape, _ = _pipeline(staged, name, 1 if row.chunks else chunks)
             idle, first = _overhead(shape), _held_layers(shape)
         except SpecError:
             continue
         form = closed.get(name, "")
-        if name == "interleaved":
-            name = f"interleaved, v = {chunks}"
+        if not row.chunks:
+            name = f"{name}, v = {chunks}"
             form = f"(p-1)/(mv) = {(p - 1) / (count * chunks):.4g}"
         lines.append(
             f"{name}: {idle:.4g}{f', closed form {form}' if form else ''}; stage 0 holds "

@@ -16,11 +16,11 @@ from actcalc.layers.adapters import targeted
 from actcalc.memory.stage import StageMemory
 from actcalc.memory.states import States
 from actcalc.run.staged import StagedRun
+from actcalc.specs.recipes import CHOOSABLE
 from actcalc.specs.run import Run
 
 _REPLICAS = 8  # where no --dp is given: the GPUs of one node
 _RANK = 16  # of adapters where none is given; Hu et al. 2021 use 1 to 64
-_RECIPES = ("megatron", "mixed", "deepspeed", "amp", "fsdp", "pure")
 
 
 def _held(run: Run, stage: int = 0) -> tuple[States, int]:
@@ -45,7 +45,7 @@ def _eighteen(staged: StagedRun) -> Body:
         f"{(kept.optimizer - kept.master) / count:g} = {kept.total / count:g} B a parameter",
         f"x {count:,} parameters on this GPU = {kept.total:,} B",
     ]
-    for name in _RECIPES:
+    for name in CHOOSABLE:
         if name == rules.name:
             continue
         try:

@@ -68,7 +68,7 @@ def _check_workload(work: Workload) -> None:
             "--attention flash needs a package and a GPU that a trace does without",
             "use --attention sdpa: PyTorch's own flash kernel keeps the same tensors",
         )
-    if work.precision == "fp8":
+    if work.fp8_products:
         raise SpecError("measure knows no fp8 kernels", "use --precision bf16")
     settings, plain = work.model_dump(), Workload().model_dump()
     for key in ("moe_imbalance", "kernels"):
@@ -116,7 +116,12 @@ def measure_run(
     if run.workload.global_batch is not None:
         notes.append("No effect on this table: global batch (one micro-batch is measured).")
     result = beside(
-        measured, prediction, step=step, dropout=_drops(run), notes=notes, framework=FRAMEWORK
+        measured,
+        prediction,
+        step=step,
+        dropout=_drops(run),
+        notes=notes,
+        framework=run.framework.name,
     )
     return result, measured
 

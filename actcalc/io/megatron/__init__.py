@@ -21,6 +21,8 @@ from actcalc.io.megatron.notes import graphs, refuse, unread
 from actcalc.io.megatron.offload import offloaded
 from actcalc.io.megatron.options import Options, plain
 from actcalc.io.megatron.pipeline import stages
+from actcalc.specs.optimizers import OPTIMIZERS
+from actcalc.specs.recompute import MODULES
 
 _BACKENDS = ("auto", "flash", "fused", "unfused", "local")
 """Values of --attention-backend (transformer/enums.py AttnBackend)."""
@@ -211,9 +213,7 @@ def _moe(o: Options, layers: int, ffn: int) -> dict[str, Any]:
     if not experts:
         return {}
     sigmoid = o.text("moe-router-score-function", "softmax") == "sigmoid"
-    router = "sigmoid" if sigmoid else "softmax_topk"
-    if not sigmoid and o.flag("moe-router-pre-softmax"):
-        router = "softmax"
+    before = not sigmoid and o.flag("moe-router-pre-softmax")
     moe: dict[str, Any] = {
         "experts": experts,
         "topk": o.number("moe-router-topk", 2),
@@ -221,7 +221,10 @@ def _moe(o: Options, layers: int, ffn: int) -> dict[str, Any]:
         "shared_ffn": o.number("moe-shared-expert-intermediate-size", 0),
         "shared_gate": o.flag("moe-shared-expert-gate"),
         "latent": o.number("moe-latent-size", 0),
-        "router": router,
+        # moe_utils.py topk_routing_with_score_function: weights of a softmax over all experts stay
+        # as they are, one over the chosen experts sums to one.
+        "router": "sigmoid" if sigmoid else "softmax" if before else "softmax_topk",
+        "normalize_topk": not before,
         "correction_bias": o.flag("moe-router-enable-expert-bias"),
         "groups": o.number("moe-router-num-groups", 1),
         "topk_groups": o.number("moe-router-group-topk", 1),
@@ -307,9 +310,6 @@ def _zero(o: Options) -> int:
 def _workload(o: Options, layout: dict[str, Any], framework: str) -> dict[str, Any]:
     precision = "bf16" if o.flag("bf16") else "fp16" if o.flag("fp16") else "fp32"
     # Without bf16 or fp16 weights and activations stay fp32, whatever the products run in.
-    fp8 = o.text("fp8-format") not in ("", "False")
-    if fp8 and precision == "bf16":
-        precision = "fp8"
     backend = o.text("attention-backend", "auto").removeprefix("AttnBackend.")
     if backend not in _BACKENDS:
         raise SpecError(f"attention-backend is {backend!r}", "use " + ", ".join(_BACKENDS))
@@ -351,7 +351,7 @@ def _workload(o: Options, layout: dict[str, Any], framework: str) -> dict[str, A
         "seq": o.number("encoder-seq-length", 0) or o.number("seq-length", 2048),
         "micro_batch": o.number("micro-batch-size", 1, least=1),
         "precision": precision,
-        "fp8": fp8 and precision != "fp8",
+        "fp8": o.text("fp8-format") not in ("", "False"),
         "attention": "flash" if flash else "eager",
         "kernels": kernels,
     }
@@ -387,9 +387,7 @@ def _framework(o: Options) -> str:
 
 def _training(o: Options) -> dict[str, Any]:
     optimizer = o.text("optimizer", "adam")
-    names = {
-        "adam": "adamw", "sgd": "momentum", "muon": "muon", "dist_muon": "muon", "lion": "lion",
-    }  # fmt: skip
+    names = {theirs: name for name, row in OPTIMIZERS.items() for theirs in row.megatron}
     if optimizer not in names:
         raise SpecError(f"optimizer is {optimizer!r}", "use one of " + ", ".join(names))
     training: dict[str, Any] = {
@@ -406,7 +404,7 @@ def _training(o: Options) -> dict[str, Any]:
         "fp8_weights": o.flag("fp8-param-gather"),
         "persistent_buffers": o.flag("fsdp-double-buffer"),
     }
-    if names[optimizer] == "muon" and _zero(o) == 1:
+    if OPTIMIZERS[names[optimizer]].newton_schulz and _zero(o) == 1:
         older = optimizer == "dist_muon" or o.flag("no-use-layer-wise-param-layout")
         training["whole_weights"] = "dealt" if older else "packed"
         training["overlapped_reduction"] = o.flag("overlap-grad-reduce")
@@ -439,7 +437,9 @@ def _policies(o: Options) -> tuple[str, ...]:
     if o.flag("recompute-activations") and not granularity:
         granularity = "selective"
     if granularity == "selective":
-        return ("+".join(o.words("recompute-modules") or ("core_attn",)),)
+        ours = {row.megatron: name for name, row in MODULES.items()}
+        modules = o.words("recompute-modules") or ("core_attn",)
+        return ("+".join(ours.get(name, name) for name in modules),)
     if granularity == "full":
         method, count = o.text("recompute-method", "uniform"), o.number("recompute-num-layers", 1)
         if o.flag("distribute-saved-activations"):

@@ -183,7 +183,7 @@ def _given_mask(g: GraphBuilder, ctx: Context, kind: LayerKind) -> str:
 
     The data set makes it for every pair of tokens (t5_dataset.py config_attention_mask).
     """
-    if not ctx.model.encoder_layers or ctx.kernel("norm_fusion") == "fused":
+    if not ctx.model.encoder_layers or ctx.framework.transformer_engine:
         return ""
     name = "decoder_mask" if kind.cross else "encoder_mask"
     return g.shared(name, (ctx.b, 1, ctx.s, ctx.s_keys), DType.BOOL)
@@ -233,7 +233,7 @@ def cross_attention(g: GraphBuilder, ctx: Context, source: str) -> str:
         split="column", bias=model.qkv_bias, modules=MODULE, tokens=encoder.tokens,
     )  # fmt: skip
     mask = ""
-    if ctx.kernel("norm_fusion") != "fused":
+    if not ctx.framework.transformer_engine:
         mask = g.shared("cross_mask", (ctx.b, 1, ctx.s, encoder.s_keys), DType.BOOL)
     return core(
         g,

@@ -13,10 +13,10 @@ from actcalc.layers.megatron.linear import linear
 
 def embedding_graph(ctx: Context) -> Graph:
     """Token and position embedding, norm and dropout; it keeps ids and the dropout's mask."""
-    if ctx.kernel("layer") == "hub":
-        from actcalc.layers.pytorch import ends as hub
+    if ctx.framework.layers == "pytorch":
+        from actcalc.layers.pytorch import ends
 
-        return hub.embedding_graph(ctx)
+        return ends.embedding_graph(ctx)
     g = GraphBuilder("embedding")
     if ctx.model.patches:
         first, out = "patches", _patch_embedding(g, ctx)
@@ -121,10 +121,10 @@ def head_graph(ctx: Context) -> Graph:
     The vocabulary is split over the tensor-parallel group (Korthikanti et al. 2022 §4.3:
     4sbh(1+v/h)/t, of which 2sbh the norm's input, 2sbh the projection's, 4sbv the logits).
     """
-    if ctx.kernel("layer") == "hub":
-        from actcalc.layers.pytorch import ends as hub
+    if ctx.framework.layers == "pytorch":
+        from actcalc.layers.pytorch import ends
 
-        return hub.head_graph(ctx)
+        return ends.head_graph(ctx)
     model = ctx.model
     g = GraphBuilder("head")
     stream = g.tensor("input", (ctx.s_region, ctx.b, ctx.h), ctx.residual)
@@ -237,8 +237,7 @@ def engine_loss(ctx: Context) -> bool:
     """Whether the cross-entropy is Transformer Engine's, of a Megatron run that has it."""
     kernels = ctx.workload.kernels
     return (
-        ctx.kernel("ends") == "megatron"
-        and ctx.framework.name == "megatron"
+        ctx.framework.transformer_engine
         and kernels.cross_entropy_loss_fusion
         and kernels.cross_entropy_fusion_impl == "te"
     )

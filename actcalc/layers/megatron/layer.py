@@ -25,7 +25,7 @@ def refuse_architecture(ctx: Context) -> None:
     model = ctx.model
     if model.encoder_layers:
         _refuse_encoder_decoder(ctx)
-    if ctx.kernel("architectures") == "any":
+    if ctx.framework.idealised:
         return
     for wrong, what in _not_in_megatron(model):
         if wrong:
@@ -35,7 +35,7 @@ def refuse_architecture(ctx: Context) -> None:
 def _refuse_encoder_decoder(ctx: Context) -> None:
     """Raise ``SpecError`` for what Megatron-Core's T5 does not run (pretrain_t5.py)."""
     name = ctx.framework.name
-    if ctx.kernel("architectures") == "any":
+    if ctx.framework.idealised:
         raise SpecError(
             f"{ctx.model.name} is an encoder-decoder, which framework {name} does not model",
             "use --framework transformers or megatron",
@@ -69,10 +69,10 @@ def _not_in_megatron(model: Model) -> list[tuple[bool, str]]:
 def layer_graph(ctx: Context, kind: LayerKind) -> Graph:
     """The graph of one layer of ``kind`` on one rank."""
     # What this kind of layer does not need is not loaded.
-    if ctx.kernel("layer") == "hub":
-        from actcalc.layers.pytorch import layer as hub
+    if ctx.framework.layers == "pytorch":
+        from actcalc.layers.pytorch import layer
 
-        return hub.layer_graph(ctx, kind)
+        return layer.layer_graph(ctx, kind)
     g = GraphBuilder(kind.label)
     g.tensor("input", (ctx.s_region, ctx.b, ctx.h), ctx.residual)
     return g.build("input", layer_body(g, ctx, kind, "input"))

@@ -156,9 +156,7 @@ def _pre_softmax(ctx: Context) -> bool:
     Weights that stay as they come out of it, not renormalised, cannot be had from a softmax over
     the chosen experts alone.
     """
-    spec, option = _moe(ctx), ctx.workload.kernels.moe_router_pre_softmax
-    if option != "auto":
-        return option == "on"
+    spec = _moe(ctx)
     return spec.router == "softmax" and (not spec.normalize_topk or spec.topk == 1)
 
 

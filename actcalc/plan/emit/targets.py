@@ -17,22 +17,12 @@ from actcalc.errors import SpecError
 from actcalc.plan.named import Fit, Rivals
 from actcalc.plan.options import Costs
 from actcalc.plan.planner import RunPlanner
+from actcalc.specs.recompute import MODULES
 
 if TYPE_CHECKING:
     from actcalc.answers.plan import EmittedFigure
 
 TARGETS = ("megatron", "torch", "torchtitan", "deepspeed", "transformers")
-
-MEGATRON_MODULES = (
-    "core_attn",
-    "moe_act",
-    "layernorm",
-    "mla_up_proj",
-    "mlp",
-    "moe",
-    "shared_experts",
-)
-"""What ``--recompute-modules`` takes (Megatron-Core 0.16 transformer_config.py)."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +125,7 @@ def _shortest(planner: RunPlanner) -> int:
 def megatron_policies(planner: RunPlanner) -> tuple[str, ...]:
     """Every policy Megatron-LM's flags can name for this model, by our names."""
     tags = {tag for kind in planner.model.kinds for op in kind.graph.ops for tag in op.modules}
-    modules = [name for name in MEGATRON_MODULES if name in tags]
+    modules = [name for name, row in MODULES.items() if row.megatron and row.tag in tags]
     names = ["none"]
     for size in range(1, len(modules) + 1):
         names += ["+".join(chosen) for chosen in combinations(modules, size)]
@@ -163,7 +153,7 @@ def megatron_flags(policy: str) -> str:
             "--recompute-granularity full \\\n"
             f"--recompute-method {method} \\\n--recompute-num-layers {count}"
         )
-    modules = policy.replace("+", " ")
+    modules = " ".join(MODULES[name].megatron for name in policy.split("+"))
     return f"--recompute-granularity selective \\\n--recompute-modules {modules}"
 
 
@@ -264,7 +254,7 @@ def _torch(planner: RunPlanner, budget: int) -> Expressed:
 
 
 def _torch_notes(planner: RunPlanner) -> tuple[str, ...]:
-    if planner.model.context.kernel("layer") == "hub":
+    if planner.run.framework.op_by_op:
         return ()
     return (
         f"Products are counted in the order of the {planner.run.framework.name} profile;",

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from actcalc.layers.core.graph import Graph, Op
-from actcalc.plan.named import PER_OP_FRAMEWORK, Fit, Rivals
+from actcalc.plan.named import Fit, Rivals
 from actcalc.plan.planner import RunPlanner
 from actcalc.policy.rules import executed
 from actcalc.solve.knapsack import Option
@@ -173,7 +173,7 @@ def per_op_option(planner: RunPlanner, graph: Graph, forced: Iterable[Shape] = (
     kept = {graph.input, *(n for op in graph.ops if op.name in cached for n in op.outputs)}
     restored = [name for name in graph.saved if name not in kept and name not in graph.shared]
     again = tuple(op for op in graph.ops if op.name not in cached)
-    early = planner.model.context.kernel("rerun") == "early_stop"
+    early = planner.run.framework.early_stop
     return Option(
         sum(int(graph.tensors[name].bytes.value(sizes)) for name in kept),
         sum(int(graph.tensors[name].bytes.value(sizes)) for name in restored),
@@ -207,7 +207,7 @@ def text_of(setting: Setting) -> str:
 def notes_of(planner: RunPlanner, setting: Setting) -> tuple[str, ...]:
     """What to mind about a setting."""
     notes = ["MemoryBudgetAC (torch.compile's own choice) is not among the plans compared."]
-    if planner.run.framework.name != PER_OP_FRAMEWORK:
+    if not planner.run.framework.per_op_policy:
         notes.append("Nor is the per-op list: --framework torchtitan counts its products.")
     if '"op"' in setting.toml:
         notes.append(

@@ -1,0 +1,154 @@
+"""What a stage holds while it works: forwards whose gradients are still to come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actcalc.errors import SpecError
+from actcalc.run.schedule.orders import (
+    COLUMN,
+    KINDS,
+    B,
+    F,
+    I,
+    Ints,
+    Kind,
+    Order,
+    W,
+    order_of,
+    orders_of,
+)
+from actcalc.run.schedule.shape import Shape, shape_of
+
+
+class Held(NamedTuple):
+    """What one stage holds at one moment, counted in microbatches per chunk."""
+
+    activations: tuple[int, ...]
+    """Per chunk: forwards run (or running) whose input gradient has not been computed."""
+    stashes: tuple[int, ...]
+    """Per chunk: input gradients computed whose weight gradient has not: the inputs and output
+    gradients of linear layers are kept until then (zero-bubble schedules)."""
+
+    @property
+    def total(self) -> int:
+        """Chunk activations held, an input kept only for its weight gradient counted whole."""
+        return sum(self.activations) + sum(self.stashes)
+
+
+class Moment(NamedTuple):
+    """One kind of work a stage does, with what it holds meanwhile."""
+
+    kind: Kind
+    chunk: int
+    held: Held
+
+
+def in_flight(
+    schedule: str, pp: int, microbatches: int, vpp: int = 1, *, group: int | None = None
+) -> tuple[int, ...]:
+    """Per stage: the most chunk activations held at once, by running the schedule.
+
+    A chunk counts from the start of its forward to the end of its backward; where the backward
+    is split, to the end of its weight gradient. Under 1F1B this is min(p - r, m); interleaved,
+    min(2(p - r - 1) + (v - 1)g + 1, m·v) chunks. Raises ``SpecError`` as :func:`actions` does.
+    """
+    held = in_flight_by_chunk(schedule, pp, microbatches, vpp, group=group)
+    return tuple(stage.total for stage in held)
+
+
+def in_flight_by_chunk(
+    schedule: str,
+    pp: int,
+    microbatches: int,
+    vpp: int = 1,
+    *,
+    group: int | None = None,
+    activation_bytes: Sequence[Sequence[int]] | None = None,
+    stash_bytes: Sequence[Sequence[int]] | None = None,
+) -> tuple[Held, ...]:
+    """Per stage: what is held at its fullest moment (the first of equals).
+
+    Fullest is by bytes where ``activation_bytes[stage][chunk]`` and ``stash_bytes[stage][chunk]``
+    give the size of one chunk's activations and of what is kept from input gradient to weight
+    gradient; by default each counts one. Raises ``SpecError`` as :func:`actions` does.
+    """
+    shape = shape_of(schedule, pp, microbatches, vpp, group)
+    ones = [[1] * shape.chunks] * pp
+    activation = shape.table(activation_bytes if activation_bytes is not None else ones, "bytes")
+    stash = shape.table(stash_bytes if stash_bytes is not None else ones, "bytes")
+    result = []
+    for stage, order in enumerate(orders_of(_memory_shape(shape))):
+        size = np.array(activation[stage])[order.chunk]
+        kept = np.array(stash[stage])[order.chunk]
+        after = np.select(
+            [order.kind == F, order.kind == B, order.kind == I],
+            [size, -size, kept - size],
+            -kept,
+        )
+        total = np.cumsum(after)
+        running = np.where(order.kind == F, total, total - after)
+        result.append(_held(order, shape.chunks, int(np.argmax(running))))
+    return tuple(result)
+
+
+@lru_cache(maxsize=512)
+def moments(
+    schedule: str,
+    pp: int,
+    microbatches: int,
+    vpp: int = 1,
+    *,
+    stage: int,
+    group: int | None = None,
+) -> tuple[Moment, ...]:
+    """The distinct (work, held) pairs that occur on ``stage`` in one step, in order of occurrence.
+
+    What is held includes the microbatch being worked on. A peak that depends on the work (the
+    loss at the end of a forward, a re-run layer in a backward) is a maximum over these. Raises
+    ``SpecError`` as :func:`actions` does.
+    """
+    shape = shape_of(schedule, pp, microbatches, vpp, group)
+    if not 0 <= stage < pp:
+        raise SpecError(f"no stage {stage} in a pipeline of {pp}", "stages count from 0")
+    order = order_of(_memory_shape(shape), stage)
+    columns = np.arange(shape.chunks)
+    own = order.chunk[:, None] == columns
+    kind = order.kind[:, None]
+    activation_step = own * ((kind == F).astype(np.int64) - (COLUMN[kind] == 1))
+    stash_step = own * ((kind == I).astype(np.int64) - (kind == W))
+    forward = own & (kind == F)
+    activation = np.cumsum(activation_step, axis=0) - np.where(forward, 0, activation_step)
+    stash = np.cumsum(stash_step, axis=0) - stash_step
+    rows = np.concatenate([kind, order.chunk[:, None], activation, stash], axis=1).tolist()
+    return tuple(
+        Moment(
+            KINDS[row[0]],
+            row[1],
+            Held(tuple(row[2 : 2 + shape.chunks]), tuple(row[2 + shape.chunks :])),
+        )
+        for row in dict.fromkeys(map(tuple, rows))
+    )
+
+
+def _memory_shape(shape: Shape) -> Shape:
+    """A run long enough for warm-up, every steady moment and cool-down, and no longer."""
+    directions = shape.microbatches // shape.lane
+    return shape.shortened(directions * (2 * shape.span + 2 * shape.unit))
+
+
+def _held(order: Order, chunks: int, index: int) -> Held:
+    """What is held while action ``index`` runs."""
+
+    def count(mask: NDArray[np.bool_], end: int) -> Ints:
+        return np.bincount(order.chunk[:end][mask[:end]], minlength=chunks)
+
+    done = COLUMN[order.kind] == 1
+    activations = count(order.kind == F, index + 1) - count(done, index)
+    stashes = count(order.kind == I, index) - count(order.kind == W, index)
+    return Held(tuple(activations.tolist()), tuple(stashes.tolist()))

@@ -1,0 +1,1 @@
+"""Commands that answer the same question about the same run: the same figures from each."""
