@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -242,3 +242,7 @@ def _merged(base: Source, **parts: Any) -> Source:
         warnings=base.warnings,
         devices=None if "dp" in parts.get("layout", {}) else base.devices,
     )
+
+
+READERS: Mapping[str, Callable[[str], Source]] = {"megatron": megatron_source}
+"""Kinds of files that --from forces, and who reads them."""

@@ -108,7 +108,7 @@ _MEGATRON: Mapping[str, Kind] = {
     "router": Kind(
         "routing of tokens to experts",
         {
-            "megatron": "with all it keeps (Megatron-Core moe/router.py, token_dispatcher.py)",
+            "complete": "with all it keeps (Megatron-Core moe/router.py, token_dispatcher.py)",
             "ideal": "keeps the gate's input and the probabilities (Korthikanti 2022 §4.1, rule)",
         },
     ),
@@ -134,7 +134,7 @@ _MEGATRON: Mapping[str, Kind] = {
     "ends": Kind(
         "what look-up and cross-entropy keep beside ids and softmax",
         {
-            "megatron": "positions, masks, shifted ids (Megatron-Core tensor_parallel/layers.py)",
+            "complete": "positions, masks, shifted ids (Megatron-Core tensor_parallel/layers.py)",
             "plain": "nothing (Korthikanti 2022 §4.3)",
         },
         needed=True,

@@ -82,7 +82,7 @@ def read_arguments(data: Mapping[str, Any], name: str = "run") -> Arguments:
     layout = _layout(o, model, warnings)
     graphs(o, warnings)
     training, framework = _training(o), _framework(o)
-    workload = _workload(o, layout, framework)
+    workload = _workload(o, layout, engine=framework == _ENGINE)
     if o.flag("defer-embedding-wgrad-compute"):
         training["deferred_head"] = o.number("wgrad-deferral-limit", 0) or max(
             1, workload.get("global_batch", 1) // (workload["micro_batch"] * layout.get("dp", 1))
@@ -307,20 +307,21 @@ def _zero(o: Options) -> int:
     return 1 if o.flag("use-distributed-optimizer") or o.text("optimizer") == "dist_muon" else 0
 
 
-def _workload(o: Options, layout: dict[str, Any], framework: str) -> dict[str, Any]:
+def _workload(o: Options, layout: dict[str, Any], *, engine: bool) -> dict[str, Any]:
+    """Fields of the workload; ``engine`` says that Transformer Engine runs the layers."""
     precision = "bf16" if o.flag("bf16") else "fp16" if o.flag("fp16") else "fp32"
     # Without bf16 or fp16 weights and activations stay fp32, whatever the products run in.
     backend = o.text("attention-backend", "auto").removeprefix("AttnBackend.")
     if backend not in _BACKENDS:
         raise SpecError(f"attention-backend is {backend!r}", "use " + ", ".join(_BACKENDS))
     flash = backend in ("flash", "fused") or o.flag("use-flash-attn")
-    if backend == "auto" and framework == "megatron":
+    if backend == "auto" and engine:
         flash = True
     if backend in ("unfused", "local"):
         flash = False
     kernels: dict[str, Any] = {
         "masked_softmax_fusion": not o.flag("no-masked-softmax-fusion"),
-        "apply_rope_fusion": not o.flag("no-rope-fusion") and framework == "megatron",
+        "apply_rope_fusion": not o.flag("no-rope-fusion") and engine,
         "cross_entropy_loss_fusion": o.flag("cross-entropy-loss-fusion"),
         "cross_entropy_fusion_impl": _engine(o),
         "activation_func_fp8_input_store": o.flag("activation-func-fp8-input-store"),
@@ -330,7 +331,7 @@ def _workload(o: Options, layout: dict[str, Any], framework: str) -> dict[str, A
         "async_tensor_model_parallel_allreduce": not o.flag(
             "no-async-tensor-model-parallel-allreduce"
         ),
-        "tp_comm_overlap": o.flag("tp-comm-overlap") and framework == "megatron",
+        "tp_comm_overlap": o.flag("tp-comm-overlap") and engine,
     }
     if backend in ("flash", "fused", "unfused"):
         kernels["attention_backend"] = backend
@@ -379,10 +380,14 @@ def _engine(o: Options) -> str:
     return name
 
 
+_ENGINE, _LOCAL = "megatron", "megatron-local"
+"""Profiles of Transformer Engine's layers and of Megatron's own."""
+
+
 def _framework(o: Options) -> str:
     """Megatron's own layers, or Transformer Engine's (pretrain_bert.py reads the former's spec)."""
     local = o.text("transformer-impl") == "local" or o.words("spec") == ("local",)
-    return "megatron-local" if local else "megatron"
+    return _LOCAL if local else _ENGINE
 
 
 def _training(o: Options) -> dict[str, Any]:

@@ -403,7 +403,7 @@ def core(g: GraphBuilder, ctx: Context, x: CoreInput) -> str:
         if sinks == "unsupported" or (sinks == "fused" and ctx.workload.attention == "eager"):
             raise SpecError(
                 f"attention sinks of {ctx.model.name} are not modelled for "
-                f"{ctx.framework.name} with {ctx.workload.attention} attention",
+                f"{ctx.framework} with {ctx.workload.attention} attention",
                 "use --framework megatron --attention flash",
             )
     return CORE_KERNELS[ctx.kernel(f"core_{ctx.workload.attention}")](g, ctx, x)

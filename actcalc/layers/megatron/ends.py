@@ -60,7 +60,7 @@ def embed(g: GraphBuilder, ctx: Context, *, source: str = "") -> str:
     made = [ids] if source else []
     width = ctx.h if model.embedding_dim in (0, model.hidden) else ONE * model.embedding_dim
     weights = [Weight("token_embedding", (symbol("v") / ctx.t, width), scope=EMBEDDING_SCOPE)]
-    megatron = ctx.kernel("ends") == "megatron"
+    megatron = ctx.kernel("ends") == "complete"
     if model.max_positions:
         weights.append(Weight("position_embedding", (symbol("o"), ctx.h), scope="positions"))
         if megatron:
@@ -226,7 +226,7 @@ def predict(g: GraphBuilder, ctx: Context, stream: str) -> str:
         return loss
     softmax = g.tensor("softmax_fp32", g.shape(logits), DType.FP32)
     kept = [softmax]
-    if ctx.kernel("ends") == "megatron":
+    if ctx.kernel("ends") == "complete":
         kept.append(g.tensor("label_mask", (ctx.b, ctx.s), DType.BOOL))
         kept.append(g.tensor("labels_shifted", (ctx.b, ctx.s), DType.INT64))
     g.op("cross_entropy", "loss", "head", [logits], [*kept, loss], saves=kept, comm=reduced)

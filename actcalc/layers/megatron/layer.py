@@ -34,7 +34,7 @@ def refuse_architecture(ctx: Context) -> None:
 
 def _refuse_encoder_decoder(ctx: Context) -> None:
     """Raise ``SpecError`` for what Megatron-Core's T5 does not run (pretrain_t5.py)."""
-    name = ctx.framework.name
+    name = ctx.framework
     if ctx.framework.idealised:
         raise SpecError(
             f"{ctx.model.name} is an encoder-decoder, which framework {name} does not model",

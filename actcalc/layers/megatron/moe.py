@@ -101,7 +101,7 @@ def _grouped(ctx: Context) -> bool:
 def moe(g: GraphBuilder, ctx: Context, source: str) -> str:
     """Append the mixture of experts of ``source``; return its output, before dropout."""
     spec = _moe(ctx)
-    megatron = ctx.kernel("router") == "megatron"
+    megatron = ctx.kernel("router") == "complete"
     if megatron:
         refuse_unsupported(ctx)
     shared = _shared_experts(g, ctx, source) if spec.shared_ffn else ""
@@ -262,7 +262,7 @@ def _latent_experts(g: GraphBuilder, ctx: Context, source: str, chosen: str, pro
 def _routed_experts(g: GraphBuilder, ctx: Context, source: str, chosen: str, probs: str) -> str:
     """Append dispatch, the experts' two projections and the combination."""
     spec = _moe(ctx)
-    megatron = ctx.kernel("router") == "megatron"
+    megatron = ctx.kernel("router") == "complete"
     tokens = expert_tokens(ctx)
     outer = _width(ctx)
     arrived = g.tensor("expert_input", (tokens, outer), ctx.act)
@@ -421,6 +421,6 @@ def _shared_experts(g: GraphBuilder, ctx: Context, source: str) -> str:
         g, "shared_gate", GROUP, source, [gate], rows=ctx.s_region * ctx.b, inside=ctx.h,
         outside=ONE, saves=[source, gate], modules=modules,
     )  # fmt: skip
-    kept = [out, gate] if ctx.kernel("router") == "megatron" else [out]
+    kept = [out, gate] if ctx.kernel("router") == "complete" else [out]
     g.op("gate_shared", "multiply", GROUP, [out, gate], [gated], saves=kept, modules=modules)
     return gated

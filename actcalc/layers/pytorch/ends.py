@@ -79,7 +79,7 @@ def _position_rows(ctx: Context) -> Expr | None:
     kernel = ctx.kernel("position_ids")
     if kernel == "unsupported":
         raise SpecError(
-            f"framework {ctx.framework.name} has no learned positions ({ctx.model.name})",
+            f"framework {ctx.framework} has no learned positions ({ctx.model.name})",
             "use --framework transformers",
         )
     return {"buffer": None, "one": ONE, "batch": ctx.b}[kernel]

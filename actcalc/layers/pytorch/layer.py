@@ -27,13 +27,13 @@ def layer_graph(ctx: Context, kind: LayerKind) -> Graph:
 def _body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
     if ctx.model.pattern:
         raise SpecError(
-            f"framework {ctx.framework.name} does not model hybrids of state-space layers "
+            f"framework {ctx.framework} does not model hybrids of state-space layers "
             f"({ctx.model.name})",
             "use --framework megatron",
         )
     if ctx.workload.decoder_seq:
         raise SpecError(
-            f"framework {ctx.framework.name} models a decoder as long as its encoder, "
+            f"framework {ctx.framework} models a decoder as long as its encoder, "
             f"not decoder_seq {ctx.workload.decoder_seq}",
             "use --framework megatron, or drop decoder_seq",
         )
