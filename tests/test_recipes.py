@@ -54,7 +54,7 @@ def test_a_model_type_is_a_row(house):
     house.edit(
         "actcalc/io/hub/families.py",
         '    "internlm3": _more(',
-        '    "made_up": replace(LLAMA, code="made up", flags={"qkv_bias": ("no_such_key", True)}),\n',
+        '    "made_up": replace(LLAMA, code="made up", flags={"qkv_bias": ("none", True)}),\n',
     )
     found = house.json("config.json")
     assert found["model"]["qkv_bias"] is True
