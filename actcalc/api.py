@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from actcalc.answers.breakdown import Breakdown, breakdown_run
 from actcalc.answers.compare import Comparison, compare_run
-from actcalc.io.runs import Source, resolve, source
+from actcalc.io.runs import resolve
+from actcalc.io.sources import Source, source
 from actcalc.specs import Layout, Model, Workload
 from actcalc.specs.run import Run
 

@@ -10,7 +10,8 @@ import jsonschema
 import pytest
 import yaml
 
-from actcalc.answers.measure import Expected, pair
+from actcalc.answers.measure.pairs import pair
+from actcalc.answers.measure.prediction import Expected
 from actcalc.errors import SpecError
 from actcalc.io import presets
 from actcalc.io.hf import read_config

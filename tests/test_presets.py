@@ -6,7 +6,8 @@ import pytest
 
 from actcalc.cli.app import command_names
 from actcalc.io import presets
-from actcalc.io.runs import load_framework, source
+from actcalc.io.runs import load_framework
+from actcalc.io.sources import source
 from actcalc.specs import Model, Workload
 from actcalc.specs.validate import build
 

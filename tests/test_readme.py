@@ -1,4 +1,7 @@
-"""The README's commands, tables and example are what the program does."""
+"""The README's commands, tables and example are what the program does.
+
+``python -m tests.test_readme`` writes what the commands print now; read the difference.
+"""
 
 from __future__ import annotations
 
@@ -58,3 +61,24 @@ def test_install_commands_are_the_two_of_ci():
     assert "pip install ." in README
     assert "pip install -q ." in script
     assert "pytest" in script
+
+
+def _rewritten() -> str:
+    """The README with every command's output as it is now."""
+    import os
+    import subprocess
+    import sys
+
+    terminal = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
+
+    def shown(found: re.Match[str]) -> str:
+        command = [sys.executable, "-m", "actcalc", *shlex.split(found[1])]
+        done = subprocess.run(command, env=terminal, capture_output=True, text=True)
+        text = "\n".join(lines(done.stdout + done.stderr))
+        return f"```console\n$ actcalc {found[1]}\n{text}\n```"
+
+    return re.sub(r"```console\n\$ actcalc (.*?)\n.*?\n```", shown, README, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    (ROOT / "README.md").write_text(_rewritten(), encoding="utf-8")

@@ -18,9 +18,10 @@ import pytest
 
 from actcalc.cost.rates import Shares, _entries_of, parse_overrides
 from actcalc.errors import SpecError
-from actcalc.io.megatron.arguments import read_arguments
+from actcalc.io.megatron import read_arguments
 from actcalc.io.presets import presets_root
-from actcalc.io.runs import resolve, source
+from actcalc.io.runs import resolve
+from actcalc.io.sources import source
 from actcalc.io.yamlfile import read_mapping
 from actcalc.layers.model import model_graph
 from actcalc.render.formats import ENDINGS, FORMATS, Format

@@ -28,7 +28,8 @@ from typing import Any
 from actcalc.cost.roofline import roofline_of
 from actcalc.cost.step import check_timed, step_time
 from actcalc.errors import SpecError
-from actcalc.io.runs import resolve, source
+from actcalc.io.runs import resolve
+from actcalc.io.sources import source
 from actcalc.io.yamlfile import read_mapping
 from actcalc.run.staged import StagedRun
 from actcalc.specs.run import Run

@@ -416,7 +416,7 @@ def _notes(
                 "times them."
             )
     for figure in figures:
-        if figure.hardware_flops_convention == "paper":
+        if figure.hardware_flops_convention != "ops":
             notes.append(
                 f"The paper's equation puts {figure.policy} at "
                 f"{figure.hardware_flops_per_model_flops_ratio:.4f} times the model FLOPs; the "

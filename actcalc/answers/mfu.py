@@ -394,7 +394,7 @@ def _notes(
 ) -> tuple[str, ...]:
     run = staged.run
     notes = [*run_notes(staged), impossible, staged.microbatches_note]
-    if convention == "paper":
+    if convention != "ops":
         notes.append(
             "HFU by the paper's equation, which adds s/6h; the ops that re-run alone make it "
             f"{by_ops:.1%} (see: actcalc explain selective)."

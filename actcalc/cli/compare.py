@@ -17,7 +17,7 @@ from actcalc.cli.options import (
 )
 from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.errors import SpecError
-from actcalc.io.runs import measured_layer
+from actcalc.io.sources import measured_layer
 from actcalc.render.compare import compare_sheets, model_sheets, side_by_side
 from actcalc.render.sheet import Sheet
 from actcalc.specs.result import joined

@@ -17,7 +17,7 @@ from actcalc.cli.options import (
 )
 from actcalc.cli.output import chosen_format, emit
 from actcalc.errors import SpecError
-from actcalc.io.runs import source
+from actcalc.io.sources import source
 from actcalc.render.explain import explain_sheets
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -19,7 +19,7 @@ from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.errors import SpecError
 
 if TYPE_CHECKING:
-    from actcalc.answers.measure import Measurement
+    from actcalc.answers.measure.figures import Measurement
     from actcalc.measure.results import Measured
     from actcalc.render.sheet import Sheet
 
@@ -125,7 +125,8 @@ def _of_module(
 def _of_model(model: str, options: RunOptions, keep_layer: bool) -> tuple[Measurement, Measured]:
     """Measure a transformers model beside the run's prediction."""
     from actcalc.answers.measure import FRAMEWORK, check_measurable, measure_run
-    from actcalc.io.runs import load_framework, source
+    from actcalc.io.runs import load_framework
+    from actcalc.io.sources import source
 
     profile = options.framework or FRAMEWORK
     if not load_framework(profile).hub_models:

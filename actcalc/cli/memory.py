@@ -10,7 +10,7 @@ from actcalc.answers.memory import MemoryReport, memory_run
 from actcalc.cli.options import MemoryOptions, OutputOptions, RunOptions, with_options
 from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.errors import SpecError
-from actcalc.io.runs import Source, megatron_source, source
+from actcalc.io.sources import READERS, Source, source
 from actcalc.render.memory import memory_sheets, two_sheets
 from actcalc.render.sheet import Sheet
 from actcalc.specs.result import joined
@@ -23,9 +23,10 @@ _MODELS = "Preset, YAML run file, config.json or Megatron's arguments; two to co
 def _origin(name: str, kind: str | None) -> Source:
     if kind is None:
         return source(name)
-    if kind != "megatron":
-        raise SpecError(f"--from {kind!r} is no kind of input", "use megatron, or drop --from")
-    return megatron_source(name)
+    if kind not in READERS:
+        known = ", ".join(READERS)
+        raise SpecError(f"--from {kind!r} is no kind of input", f"use {known}, or drop --from")
+    return READERS[kind](name)
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})

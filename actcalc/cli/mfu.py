@@ -19,7 +19,7 @@ from actcalc.cli.options import (
 )
 from actcalc.cli.output import chosen_format, emit
 from actcalc.cli.values import count_of, counting_of, replicas, seconds_of
-from actcalc.io.runs import source
+from actcalc.io.sources import source
 from actcalc.render.mfu import mfu_sheets
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -10,7 +10,8 @@ from typing import Annotated, Any, get_args
 import typer
 
 from actcalc.errors import SpecError
-from actcalc.io.runs import Source, resolve, source
+from actcalc.io.runs import resolve
+from actcalc.io.sources import Source, source
 from actcalc.render.formats import ENDINGS, FORMATS
 from actcalc.specs.optimizers import OPTIMIZERS
 from actcalc.specs.recipes import CHOOSABLE

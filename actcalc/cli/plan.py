@@ -17,7 +17,7 @@ from actcalc.cli.options import (
 )
 from actcalc.cli.output import check_units, chosen_format, emit, write_whole
 from actcalc.errors import SpecError
-from actcalc.io.runs import measured_layer
+from actcalc.io.sources import measured_layer
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -33,7 +33,7 @@ OUTPUTS = {
     "plan-problem": ("actcalc.answers.plan", "ProblemPlan"),
     "mfu": ("actcalc.answers.mfu", "Utilisation"),
     "explain": ("actcalc.answers.explain.terms", "Explanation"),
-    "measure": ("actcalc.answers.measure", "Measurement"),
+    "measure": ("actcalc.answers.measure.figures", "Measurement"),
     "compare-layer": ("actcalc.answers.measured_layer", "LayerComparison"),
     "presets": ("actcalc.answers.presets", "PresetList"),
     "preset": ("actcalc.answers.presets", "PresetValues"),

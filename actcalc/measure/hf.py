@@ -6,14 +6,13 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from actcalc.errors import SpecError
 from actcalc.measure.fake_cuda import DEVICE, fake_cuda, imported, patched, require_torch
-from actcalc.measure.notes import notes_on
 from actcalc.measure.record import layer_stacks
 from actcalc.measure.results import Dtype, Measured
-from actcalc.measure.run import first_line, summarise, traced_step, without_data
+from actcalc.measure.run import Step, facts_of, first_line, summarise, traced_step, without_data
 
 Attention = Literal["sdpa", "eager"]
 
@@ -321,76 +320,97 @@ def measure_transformers(
         MissingExtraError: PyTorch or transformers is not installed.
         SpecError: an invalid configuration or option, or a model that cannot run without data.
     """
-    torch = require_torch()
     transformers = require_transformers()
-    for option, value in (("batch", batch), ("seq", seq), ("layers", layers)):
+    _check(attention, batch=batch, seq=seq, layers=layers)
+    with _quiet(transformers):
+        config, chosen, note = _configured(source, cls, layers)
+        ran = _step_of(
+            config, chosen, batch=batch, seq=seq, dtype=dtype, attention=attention,
+            padding_mask=padding_mask, checkpointing=checkpointing, flops=flops,
+            keep_layer=keep_layer, name=name or config.model_type,
+        )  # fmt: skip
+    return summarise(
+        ran.step,
+        name=name or config.model_type,
+        model_class=chosen.__name__,
+        transformers_version=transformers.__version__,
+        batch=batch,
+        seq=None if "pixel_values" in ran.inputs else seq,
+        dtype=dtype,
+        attention=config.get_text_config()._attn_implementation,
+        padding_mask=padding_mask,
+        checkpointing=checkpointing,
+        **{**ran.facts, "notes": (*note, *ran.facts["notes"])},
+    )
+
+
+def _check(attention: str | None, **counts: int | None) -> None:
+    for option, value in counts.items():
         if value is not None and value < 1:
             raise SpecError(f"{option} is {value}", hint=f"give a {option} of 1 or more")
     if attention is not None and attention not in get_args(Attention):
         raise SpecError(
             f"unknown attention {attention!r}", hint="one of " + ", ".join(get_args(Attention))
         )
+
+
+def _configured(
+    source: Mapping[str, Any] | str | Path, cls: str | None, layers: int | None
+) -> tuple[Any, Any, tuple[str, ...]]:
+    """The configuration to build, its model's class, and a note where it is a part of another."""
+    whole = build_config(source)
+    config = whole if cls else text_part(whole)
+    if layers is not None:
+        shorten(config, layers)
+    chosen = model_class(config, cls)
+    prepare_config(config)
+    if config is whole:
+        return config, chosen, ()
+    note = f"Only the text model of this {whole.model_type} configuration was measured."
+    return config, chosen, (note,)
+
+
+class _Ran(NamedTuple):
+    """A traced step, the batch it ran on, and what is known of the model."""
+
+    step: Step
+    inputs: dict[str, Any]
+    facts: dict[str, Any]
+
+
+def _step_of(
+    config: Any,
+    chosen: Any,
+    *,
+    batch: int,
+    seq: int,
+    dtype: Dtype,
+    attention: Attention | None,
+    padding_mask: bool,
+    checkpointing: bool,
+    **wanted: Any,
+) -> _Ran:
+    """Build the model and its batch on the fake device and trace one step of it."""
     parameter_dtype, autocast_dtype = torch_dtype(dtype)
-    with _quiet(transformers):
-        whole = build_config(source)
-        config = whole if cls else text_part(whole)
-        if layers is not None:
-            shorten(config, layers)
-        chosen = model_class(config, cls)
-        prepare_config(config)
-        with fake_cuda() as trace, _unpacked_batch():
-            model = build_model(
-                config,
-                chosen,
-                dtype=parameter_dtype,
-                attention=attention,
-                checkpointing=checkpointing,
-            )
-            inputs = example_batch(
-                model,
-                config,
-                batch=batch,
-                seq=seq,
-                dtype=parameter_dtype,
-                padding_mask=padding_mask,
-                device=DEVICE,
-            )
-            step = traced_step(
-                model,
-                lambda: model(**inputs),
-                layers=[block for stack in layer_stacks(model) for block in stack],
-                inputs=list(inputs.values()),
-                what=chosen.__name__,
-                autocast_dtype=autocast_dtype,
-                flops=flops,
-                keep_layer=keep_layer,
-                name=name or config.model_type,
-                dtype=dtype,
-            )
-            params = sum({id(p): p.numel() for p in model.parameters()}.values())
-            kernels = dict(trace.attention_kernels)
-            notes = notes_on(model)
-    if config is not whole:
-        notes = (
-            f"Only the text model of this {whole.model_type} configuration was measured.",
-            *notes,
+    with fake_cuda() as trace, _unpacked_batch():
+        model = build_model(
+            config, chosen, dtype=parameter_dtype, attention=attention, checkpointing=checkpointing
         )
-    return summarise(
-        step,
-        name=name or config.model_type,
-        model_class=chosen.__name__,
-        torch_version=torch.__version__,
-        transformers_version=transformers.__version__,
-        batch=batch,
-        seq=None if "pixel_values" in inputs else seq,
-        dtype=dtype,
-        attention=config.get_text_config()._attn_implementation,
-        padding_mask=padding_mask,
-        checkpointing=checkpointing,
-        params=params,
-        attention_kernels=kernels,
-        notes=notes,
-    )
+        inputs = example_batch(
+            model, config, batch=batch, seq=seq, dtype=parameter_dtype, padding_mask=padding_mask,
+            device=DEVICE,
+        )  # fmt: skip
+        step = traced_step(
+            model,
+            lambda: model(**inputs),
+            layers=[block for stack in layer_stacks(model) for block in stack],
+            inputs=list(inputs.values()),
+            what=chosen.__name__,
+            autocast_dtype=autocast_dtype,
+            dtype=dtype,
+            **wanted,
+        )
+        return _Ran(step, inputs, facts_of(model, trace))
 
 
 @contextlib.contextmanager

@@ -21,10 +21,9 @@ from typing import Any
 
 from actcalc.errors import SpecError
 from actcalc.measure.fake_cuda import DEVICE, fake_cuda, require_torch
-from actcalc.measure.notes import notes_on
 from actcalc.measure.record import layer_stacks
 from actcalc.measure.results import Measured
-from actcalc.measure.run import failing_as_spec_error, summarise, traced_step
+from actcalc.measure.run import facts_of, failing_as_spec_error, summarise, traced_step
 
 _HINT = "the function takes nothing and returns (module, inputs)"
 
@@ -143,49 +142,50 @@ def measure_module(
         SpecError: a bad reference or return value, or a module that cannot run without data.
     """
     torch = require_torch()
-    from torch.utils._pytree import tree_leaves
-
     if amp not in (None, "bf16", "fp16"):
         raise SpecError(f"unknown autocast dtype {amp!r}", hint="one of bf16, fp16")
     build = load_factory(factory) if isinstance(factory, str) else factory
     with fake_cuda() as trace:
         module, args, kwargs = build_module(build, device=DEVICE)
-        blocks = _layers(module, layers)
-        batch = [
-            leaf
-            for leaf in tree_leaves((args, kwargs))
-            if isinstance(leaf, torch.Tensor) and not leaf.is_floating_point()
-        ]
-        dtypes = {str(p.dtype).removeprefix("torch.") for p in module.parameters()}
-        dtype = "+".join(sorted(dtypes)) or "none"
+        dtype = f"amp-{amp}" if amp else _dtypes(module)
         step = traced_step(
             module,
             lambda: module(*args, **kwargs),
-            layers=blocks,
-            inputs=batch,
+            layers=_layers(module, layers),
+            inputs=_indices(args, kwargs),
             what=type(module).__name__,
-            autocast_dtype={None: None, "bf16": torch.bfloat16, "fp16": torch.float16}[amp],
+            autocast_dtype=amp and {"bf16": torch.bfloat16, "fp16": torch.float16}[amp],
             flops=flops,
             keep_layer=keep_layer,
             name=name or type(module).__name__,
-            dtype=f"amp-{amp}" if amp else dtype,
+            dtype=dtype,
         )
-        params = sum(p.numel() for p in module.parameters())
-        kernels = dict(trace.attention_kernels)
-        notes = notes_on(module)
+        facts = facts_of(module, trace)
     return summarise(
         step,
         name=name or type(module).__name__,
         model_class=type(module).__name__,
-        torch_version=torch.__version__,
         transformers_version=None,
         batch=None,
         seq=None,
-        dtype=f"amp-{amp}" if amp else dtype,
+        dtype=dtype,
         attention=None,
         padding_mask=False,
         checkpointing=False,
-        params=params,
-        attention_kernels=kernels,
-        notes=notes,
+        **facts,
     )
+
+
+def _indices(*inputs: Any) -> list[Any]:
+    """Tensors of integers among the inputs: the batch itself, which is nobody's activation."""
+    from torch.utils._pytree import tree_leaves
+
+    tensor = require_torch().Tensor
+    leaves = tree_leaves(inputs)
+    return [leaf for leaf in leaves if isinstance(leaf, tensor) and not leaf.is_floating_point()]
+
+
+def _dtypes(module: Any) -> str:
+    """The element types of a module's parameters, in words."""
+    found = {str(parameter.dtype).removeprefix("torch.") for parameter in module.parameters()}
+    return "+".join(sorted(found)) or "none"

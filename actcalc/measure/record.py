@@ -299,29 +299,12 @@ def collect_layer(
     tracker = recording.tracker
     inner = {path: path.removeprefix(root).removeprefix(".") for path in tracker.inputs}
     paths = [path for path in tracker.inputs if root == "" or _below(path, root)]
-    names = _node_names(loss.grad_fn)
-    savers: dict[int, list[Saver]] = {}
-    views: dict[int, Any] = {}
-    for holder in recording.alive():
-        key = storage_key(holder.tensor)
-        if key in excluded or holder.path not in paths:
-            continue
-        views.setdefault(key, holder.tensor)
-        op = names.get(id(holder), CHECKPOINT_INPUT)
-        savers.setdefault(key, []).append(Saver(module=inner[holder.path], op=op))
-    for path in paths:
-        for tensor in tracker.inputs[path]:
-            if storage_key(tensor) not in excluded:
-                views.setdefault(storage_key(tensor), tensor)
-    log = recording.log or OpLog(lambda: "")
     inside = set(paths)
-    for entry in log.entries:
-        if entry.path in inside:
-            for key in (*entry.inputs, *entry.outputs):
-                if key not in excluded:
-                    views.setdefault(key, log.views[key])
+    views, savers = _storages_of(recording, loss, paths, inner, excluded)
+    log = recording.log or OpLog(lambda: "")
     ids = {key: index for index, key in enumerate(views)}
     classes = {path: type(module).__name__ for path, module in tracker.model.named_modules()}
+    given = {path: {storage_key(tensor) for tensor in tracker.inputs[path]} for path in paths}
     ops, before = ops_below(log, inside.__contains__, ids, excluded, inner.__getitem__)
     return MeasuredLayer(
         cls=classes[root],
@@ -340,15 +323,7 @@ def collect_layer(
             ModuleRun(
                 path=inner[path],
                 cls=classes[path],
-                inputs=tuple(
-                    sorted(
-                        {
-                            ids[storage_key(tensor)]
-                            for tensor in tracker.inputs[path]
-                            if storage_key(tensor) in ids
-                        }
-                    )
-                ),
+                inputs=tuple(sorted({ids[key] for key in given[path] if key in ids})),
                 forward_flops=flops.get(path, 0),
             )
             for path in paths
@@ -357,6 +332,38 @@ def collect_layer(
         ops_to_last_save=before,
         **facts,
     )
+
+
+def _storages_of(
+    recording: Recording,
+    loss: Any,
+    paths: Sequence[str],
+    inner: Mapping[str, str],
+    excluded: set[int],
+) -> tuple[dict[int, Any], dict[int, list[Saver]]]:
+    """A view of each storage that the modules at ``paths`` use, and who of them saves it."""
+    inside, tracker = set(paths), recording.tracker
+    names = _node_names(loss.grad_fn)
+    savers: dict[int, list[Saver]] = {}
+    views: dict[int, Any] = {}
+    for holder in recording.alive():
+        key = storage_key(holder.tensor)
+        if key in excluded or holder.path not in inside:
+            continue
+        views.setdefault(key, holder.tensor)
+        op = names.get(id(holder), CHECKPOINT_INPUT)
+        savers.setdefault(key, []).append(Saver(module=inner[holder.path], op=op))
+    for path in paths:
+        for tensor in tracker.inputs[path]:
+            if storage_key(tensor) not in excluded:
+                views.setdefault(storage_key(tensor), tensor)
+    log = recording.log or OpLog(lambda: "")
+    for entry in log.entries:
+        if entry.path in inside:
+            for key in (*entry.inputs, *entry.outputs):
+                if key not in excluded:
+                    views.setdefault(key, log.views[key])
+    return views, savers
 
 
 def _below(path: str, root: str) -> bool:

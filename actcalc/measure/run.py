@@ -13,6 +13,7 @@ from typing import Any
 from actcalc.errors import SpecError
 from actcalc.measure.fake_cuda import require_torch
 from actcalc.measure.layer import MeasuredLayer
+from actcalc.measure.notes import notes_on
 from actcalc.measure.ops import OpLog
 from actcalc.measure.record import (
     LiveStorages,
@@ -159,7 +160,6 @@ def traced_step(
     Raises:
         SpecError: the module needs data, or an operator that fake tensors lack.
     """
-    torch = require_torch()
     excluded = storages([*model.parameters(), *model.buffers(), *inputs])
     tracker = Tracker(model, layers, keep_inputs=keep_layer)
     log = OpLog(lambda: tracker.where().path) if keep_layer else None
@@ -167,40 +167,45 @@ def traced_step(
     live = LiveStorages()
     counter = _counter()
     counting = counter if flops or keep_layer else contextlib.nullcontext()
-    autocast = (
-        contextlib.nullcontext()
-        if autocast_dtype is None
-        else torch.autocast("cuda", dtype=autocast_dtype)
-    )
     with failing_as_spec_error(what):
-        with live.watching(), counting, autocast, recording.recording():
+        with live.watching(), counting, _autocast(autocast_dtype), recording.recording():
             output = call()
         loss = loss_of(output)
         del output
         tensors = tuple(collect(recording, loss, excluded=excluded))
-        notes = tuple(
-            f"{path or what} saves a tensor that is on the CPU: its bytes are not the GPU's."
-            for path in modules_off_gpu(recording)
-        )
         layer = None
         if keep_layer:
-            layer = _middle_layer(
-                recording, loss, excluded, _flops_per_module(counter, model), name, dtype
-            )
+            each = _flops_per_module(counter, model)
+            layer = _middle_layer(recording, loss, excluded, each, name, dtype)
+        off_gpu = modules_off_gpu(recording)
         tracker.inputs.clear()
         if log is not None:
             log.clear()
         live_bytes = live.alive_bytes(excluded)
-        counted = None
-        if flops:
-            forward = counter.get_total_flops()
-            backward = _counter()
-            with backward, _checkpoint_task():
-                run_backward(_summed(loss))
-            counted = Flops(
-                forward_flops=int(forward), backward_flops=int(backward.get_total_flops())
-            )
+        counted = _both_passes(counter, loss) if flops else None
+    notes = tuple(
+        f"{path or what} saves a tensor that is on the CPU: its bytes are not the GPU's."
+        for path in off_gpu
+    )
     return Step(tensors, len(tracker.ended), live_bytes, counted, layer, notes)
+
+
+def _autocast(dtype: Any) -> Any:
+    """Autocast to ``dtype``; nothing for None."""
+    if dtype is None:
+        return contextlib.nullcontext()
+    return require_torch().autocast("cuda", dtype=dtype)
+
+
+def _both_passes(forward: Any, loss: Any) -> Flops:
+    """Run the backward pass; return its FLOPs beside those that ``forward`` counted."""
+    backward = _counter()
+    with backward, _checkpoint_task():
+        run_backward(_summed(loss))
+    return Flops(
+        forward_flops=int(forward.get_total_flops()),
+        backward_flops=int(backward.get_total_flops()),
+    )
 
 
 def _middle_layer(
@@ -273,6 +278,16 @@ def _checkpoint_task() -> Iterator[None]:
         yield
     finally:
         torch._C._current_graph_task_id = original
+
+
+def facts_of(model: Any, trace: Any) -> dict[str, Any]:
+    """Return what :func:`summarise` takes of a model that ran under ``trace``."""
+    return {
+        "torch_version": require_torch().__version__,
+        "params": sum(parameter.numel() for parameter in model.parameters()),
+        "attention_kernels": dict(trace.attention_kernels),
+        "notes": notes_on(model),
+    }
 
 
 def summarise(step: Step, *, notes: tuple[str, ...], **facts: Any) -> Measured:

@@ -8,7 +8,15 @@ from typing import Any
 
 from actcalc.answers.compare import Comparison
 from actcalc.render.names import distinct_names
-from actcalc.render.sheet import Column, Row, Sheet, bytes_column, share_column
+from actcalc.render.sheet import (
+    Column,
+    Row,
+    Sheet,
+    bytes_column,
+    rows_of,
+    share_column,
+    sizes_column,
+)
 from actcalc.render.training import extra_words
 from actcalc.render.units import count, digits, percent, size
 
@@ -19,38 +27,19 @@ def compare_sheets(result: Comparison, units: str) -> list[Sheet]:
     where = "all layers" if result.stage_layers == result.model["layers"] else "stage 0"
     columns = (
         Column("policy", "policy", align="left"),
-        bytes_column(
-            "stored_bytes_per_layer",
-            "per layer",
-            [p.stored_bytes_per_layer for p in policies],
-            units,
-        ),
-        bytes_column("stored_bytes", where, [p.stored_bytes for p in policies], units),
+        sizes_column("stored_bytes_per_layer", "per layer", policies, units),
+        sizes_column("stored_bytes", where, policies, units),
         share_column("saved_ratio", "saved\n "),
         share_column("recompute_forward_ratio", "re-run:\nof fwd"),
         share_column("recompute_flops_per_model_flops_ratio", "of step\nFLOPs"),
-        bytes_column("peak_bytes", "peak with\ntransient", [p.peak_bytes for p in policies], units),
-    )
-    rows = tuple(
-        Row(
-            (
-                p.policy,
-                p.stored_bytes_per_layer,
-                p.stored_bytes,
-                p.saved_ratio,
-                p.recompute_forward_ratio,
-                p.recompute_flops_per_model_flops_ratio,
-                p.peak_bytes,
-            )
-        )
-        for p in policies
+        sizes_column("peak_bytes", "peak with\ntransient", policies, units),
     )
     notes = [f"{p.policy} {p.note}" for p in policies if p.note]
     return [
         Sheet(
             title=f"{result.title}: activations kept for backward, per GPU",
             columns=columns,
-            rows=rows,
+            rows=rows_of(columns, policies),
             above=_inputs(result),
             below=(*_optimum(result, units), result.advice),
             notes=(*notes, *result.notes),
@@ -64,35 +53,20 @@ def _times(result: Comparison, units: str) -> Sheet:
     """What each policy costs in time on the device, and whether it fits."""
     policies = result.policies
     device = result.device or {}
+    columns = (
+        Column("policy", "policy", align="left"),
+        Column("layer_forward_seconds", "layer fwd\nms", _milliseconds),
+        Column("layer_backward_seconds", "layer bwd\nms", _milliseconds),
+        Column("step_seconds", "step\ns", digits),
+        share_column("slowdown_ratio", "slower\n "),
+        Column("tokens_per_second_per_gpu", "tokens/s\nper GPU", _whole),
+        sizes_column("device_bytes", "whole GPU", policies, units),
+        Column("fits", "fits\n ", lambda fits: "yes" if fits else "no", align="left"),
+    )
     return Sheet(
         title=f"time on {device.get('name')}, predicted by a roofline per op",
-        columns=(
-            Column("policy", "policy", align="left"),
-            Column("layer_forward_seconds", "layer fwd\nms", _milliseconds),
-            Column("layer_backward_seconds", "layer bwd\nms", _milliseconds),
-            Column("step_seconds", "step\ns", digits),
-            share_column("slowdown_ratio", "slower\n "),
-            Column("tokens_per_second_per_gpu", "tokens/s\nper GPU", _whole),
-            bytes_column(
-                "device_bytes", "whole GPU", [p.device_bytes or 0 for p in policies], units
-            ),
-            Column("fits", "fits\n ", lambda fits: "yes" if fits else "no", align="left"),
-        ),
-        rows=tuple(
-            Row(
-                (
-                    p.policy,
-                    p.layer_forward_seconds,
-                    p.layer_backward_seconds,
-                    p.step_seconds,
-                    p.slowdown_ratio,
-                    p.tokens_per_second_per_gpu,
-                    p.device_bytes,
-                    p.fits,
-                )
-            )
-            for p in policies
-        ),
+        columns=columns,
+        rows=rows_of(columns, policies),
         below=(_cheapest(result),),
         notes=(
             "A layer is timed for one micro-batch on one rank; its backward includes the re-run.",
@@ -127,36 +101,25 @@ def _largest(result: Comparison) -> Sheet:
             f"Highest throughput: {best.policy} at micro-batch {best.largest_micro_batch}, "
             f"{digits(best.largest_samples_per_second or 0.0)} sequences/s."
         )
-    sheet = Sheet(
+    columns = (
+        Column("policy", "policy", align="left"),
+        Column("largest_micro_batch", "micro-\nbatch"),
+        Column("largest_step_seconds", "step\ns", digits),
+        Column("largest_samples_per_second", "sequences\nper s", digits),
+        Column("largest_tokens_per_second_per_gpu", "tokens/s\nper GPU", _whole),
+        Column("relative_throughput_ratio", f"throughput\nof {policies[0].policy}", _times_of),
+    )
+    rows = rows_of(columns, policies)
+    if not any(p.largest_micro_batch for p in policies):
+        hidden = tuple(replace(column, shown=False) for column in columns)
+        return Sheet(title="", columns=hidden, rows=rows)
+    return Sheet(
         title="at the largest micro-batch that fits",
-        columns=(
-            Column("policy", "policy", align="left"),
-            Column("largest_micro_batch", "micro-\nbatch"),
-            Column("largest_step_seconds", "step\ns", digits),
-            Column("largest_samples_per_second", "sequences\nper s", digits),
-            Column("largest_tokens_per_second_per_gpu", "tokens/s\nper GPU", _whole),
-            Column("relative_throughput_ratio", f"throughput\nof {policies[0].policy}", _times_of),
-        ),
-        rows=tuple(
-            Row(
-                (
-                    p.policy,
-                    p.largest_micro_batch,
-                    p.largest_step_seconds,
-                    p.largest_samples_per_second,
-                    p.largest_tokens_per_second_per_gpu,
-                    p.relative_throughput_ratio,
-                )
-            )
-            for p in policies
-        ),
+        columns=columns,
+        rows=rows,
         below=tuple(below),
         notes=_grown(result),
     )
-    if any(p.largest_micro_batch for p in policies):
-        return sheet
-    columns = tuple(replace(column, shown=False) for column in sheet.columns)
-    return replace(sheet, title="", columns=columns, below=(), notes=())
 
 
 def _grown(result: Comparison) -> tuple[str, ...]:

@@ -5,9 +5,22 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from actcalc.answers.measure import BytesBeside, LayersBeside, Measurement, TensorBeside
+from actcalc.answers.measure.figures import (
+    BytesBeside,
+    LayersBeside,
+    Measurement,
+    TensorBeside,
+)
 from actcalc.answers.measured_layer import LayerComparison
-from actcalc.render.sheet import Column, Row, Sheet, bytes_column, share_column
+from actcalc.render.sheet import (
+    Column,
+    Row,
+    Sheet,
+    bytes_column,
+    rows_of,
+    share_column,
+    sizes_column,
+)
 from actcalc.render.units import count, flops, size
 
 
@@ -228,38 +241,21 @@ def layer_sheets(result: LayerComparison, units: str) -> list[Sheet]:
     policies = result.policies
     columns = (
         Column("policy", "policy", _modules, align="left", wrap=True),
-        Column("class", "class", _camel, align="left", wrap=True),
-        bytes_column(
-            "stored_bytes_per_layer",
-            "per layer",
-            [p.stored_bytes_per_layer for p in policies],
-            units,
+        Column(
+            "class", "class", _camel, align="left", wrap=True, get=lambda p: "+".join(p.classes)
         ),
-        bytes_column("stored_bytes", "all layers", [p.stored_bytes for p in policies], units),
+        sizes_column("stored_bytes_per_layer", "per layer", policies, units),
+        sizes_column("stored_bytes", "all layers", policies, units),
         share_column("saved_ratio", "saved\n "),
         Column("recompute_flops", "re-run\nFLOPs", flops),
         share_column("recompute_forward_ratio", "of fwd\n "),
-    )
-    rows = tuple(
-        Row(
-            (
-                p.policy,
-                "+".join(p.classes),
-                p.stored_bytes_per_layer,
-                p.stored_bytes,
-                p.saved_ratio,
-                p.recompute_flops,
-                p.recompute_forward_ratio,
-            )
-        )
-        for p in policies
     )
     layers = "1 layer" if result.layers == 1 else f"{result.layers} layers"
     return [
         Sheet(
             title=f"{result.name}: a measured {result.layer_class}, what its modules keep",
             columns=columns,
-            rows=rows,
+            rows=rows_of(columns, policies),
             above=(
                 f"{count(result.parameters)} parameters  {result.precision}  {layers}  "
                 f"{flops(result.forward_flops)} forward  torch {result.torch_version}",

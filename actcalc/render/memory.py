@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
 
@@ -11,18 +10,18 @@ from actcalc.memory.limits import LimitFigure
 from actcalc.memory.stage import StageFigure
 from actcalc.render.compare import run_lines
 from actcalc.render.names import distinct_names
-from actcalc.render.sheet import Column, Row, Sheet, bytes_column
+from actcalc.render.sheet import Column, Row, Sheet, bytes_column, rows_of, sizes_column
 from actcalc.render.training import training_lines
 from actcalc.render.units import count, digits, scale, size
 from actcalc.specs.schedules import SCHEDULES
 
-_PARTS: tuple[tuple[str, str, Callable[[StageFigure], int]], ...] = (
-    ("weights_bytes", "weights", lambda s: s.weights_bytes),
-    ("gradients_bytes", "grads", lambda s: s.gradients_bytes),
-    ("optimizer_bytes", "optim", lambda s: s.optimizer_bytes),
-    ("activations_bytes", "activ", lambda s: s.activations_bytes),
-    ("transient_bytes", "trans", lambda s: s.transient_bytes),
-    ("other_bytes", "other", lambda s: s.buffers_bytes + s.overhead_bytes),
+_PARTS = (
+    Column("weights_bytes", "weights"),
+    Column("gradients_bytes", "grads"),
+    Column("optimizer_bytes", "optim"),
+    Column("activations_bytes", "activ"),
+    Column("transient_bytes", "trans"),
+    Column("other_bytes", "other", get=lambda stage: stage.buffers_bytes + stage.overhead_bytes),
 )
 
 
@@ -30,7 +29,7 @@ _FAR = 20  # times as large: no one unit suits both runs
 
 
 def _key(stage: StageFigure) -> tuple[object, ...]:
-    return (stage.layers, *(part(stage) for _, _, part in _PARTS), stage.total_bytes)
+    return (stage.layers, *(part.of(stage) for part in _PARTS), stage.total_bytes)
 
 
 def _named(stages: list[StageFigure]) -> str:
@@ -50,10 +49,11 @@ def memory_sheets(result: MemoryReport, units: str) -> list[Sheet]:
         Column("in_flight", "held\n", shown=many),
         *(
             replace(
-                bytes_column(key, title, [total], units),
-                shown=any(part(stage) for stage in stages),
+                bytes_column(part.key, part.title, [total], units),
+                shown=any(part.of(stage) for stage in stages),
+                get=part.get,
             )
-            for key, title, part in _PARTS
+            for part in _PARTS
         ),
         bytes_column("total_bytes", "total", [total], units),
         Column(
@@ -65,9 +65,7 @@ def memory_sheets(result: MemoryReport, units: str) -> list[Sheet]:
     )
 
     def record(stage: StageFigure, name: object) -> tuple[object, ...]:
-        parts = (part(stage) for _, _, part in _PARTS)
-        layers = (stage.layers, stage.in_flight)
-        return (name, *layers, *parts, stage.total_bytes, stage.margin_bytes)
+        return (name, *(column.of(stage) for column in columns[1:]))
 
     folded = [list(same) for _, same in groupby(stages, key=lambda s: (_key(s), s.in_flight))]
     rows = [Row(record(same[0], _named(same))) for same in folded]
@@ -139,43 +137,42 @@ def _fitting(result: MemoryReport, units: str) -> tuple[str, ...]:
 def _buffers(result: MemoryReport, units: str) -> Sheet:
     """Buffers of the fullest stage, line by line."""
     top = result.stages[result.peak_stage]
-    lines = top.buffers
+    allocated = Column(
+        "allocated", "in the allocator", align="left",
+        get=lambda line: "yes" if line.allocated else "no",
+    )  # fmt: skip
+    columns = (
+        Column("buffer", "buffer", align="left", get=lambda line: line.name),
+        Column("bytes", "size", lambda value: size(value, units)),
+        allocated,
+        Column("about", "what for", align="left", wrap=True),
+    )
     return Sheet(
         title="buffers and context" + (f" of stage {top.stage}" if len(result.stages) > 1 else ""),
-        columns=(
-            Column("buffer", "buffer", align="left"),
-            Column("bytes", "size", lambda value: size(value, units)),
-            Column("allocated", "in the allocator", align="left"),
-            Column("about", "what for", align="left", wrap=True),
-        ),
-        rows=tuple(
-            Row((line.name, line.bytes, "yes" if line.allocated else "no", line.about))
-            for line in lines
-        ),
+        columns=columns,
+        rows=rows_of(columns, top.buffers),
     )
 
 
 def _limits(limits: tuple[LimitFigure, ...], units: str, of: str = "") -> Sheet:
+    columns = (
+        Column("policy", "policy", align="left"),
+        Column("quantity", "quantity", align="left"),
+        Column("largest", "largest", lambda value: f"{value:,}"),
+        Column("tokens", "tokens per\nmicro-batch", lambda value: f"{value:,}"),
+        sizes_column("total_bytes", "total", limits, units),
+    )
     return Sheet(
         title=f"{of}: the most that fits the device" if of else "the most that fits the device",
-        columns=(
-            Column("policy", "policy", align="left"),
-            Column("quantity", "quantity", align="left"),
-            Column("largest", "largest", lambda value: f"{value:,}"),
-            Column("tokens", "tokens per\nmicro-batch", lambda value: f"{value:,}"),
-            bytes_column("total_bytes", "total", [limit.total_bytes for limit in limits], units),
-        ),
-        rows=tuple(
-            Row((limit.policy, limit.quantity, limit.largest, limit.tokens, limit.total_bytes))
-            for limit in limits
-        ),
+        columns=columns,
+        rows=rows_of(columns, limits),
     )
 
 
 def two_sheets(first: MemoryReport, second: MemoryReport, units: str) -> list[Sheet]:
     """Two runs side by side: the fullest stage of each, part by part, and the differences."""
     one, two = first.stages[first.peak_stage], second.stages[second.peak_stage]
-    figures = [(title, part(one), part(two)) for _, title, part in _PARTS]
+    figures = [(part.title, part.of(one), part.of(two)) for part in _PARTS]
     figures = [figure for figure in figures if figure[1] or figure[2]]
     figures.append(("total", one.total_bytes, two.total_bytes))
     every = [value for _, a, b in figures for value in (a, b, b - a)]

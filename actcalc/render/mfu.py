@@ -8,7 +8,7 @@ from typing import Any
 from actcalc.answers.calibrate import BOUNDS, Calibration
 from actcalc.answers.mfu import Prediction, Training, Utilisation
 from actcalc.render.compare import run_lines
-from actcalc.render.sheet import Column, Row, Sheet, share_column
+from actcalc.render.sheet import Column, Row, Sheet, rows_of, share_column
 from actcalc.render.units import count, flops
 
 _BASIS = {
@@ -137,26 +137,18 @@ def _calibration(fit: Calibration) -> Sheet:
             "No shares fit all these runs; least squares heed the worst: largest error "
             f"{100 * worst[0]:.1f} % before, {100 * worst[1]:.1f} % after."
         )
+    columns = (
+        Column("name", "run", align="left"),
+        Column("measured_seconds", "measured\ns", four),
+        Column("before_seconds", "before\ns", four),
+        Column("after_seconds", "after\ns", four),
+        share_column(
+            "error_ratio", "error\n ", get=lambda run: run.after_seconds / run.measured_seconds - 1
+        ),
+    )
     return Sheet(
         title="calibration: step time of each measured run",
-        columns=(
-            Column("name", "run", align="left"),
-            Column("measured_seconds", "measured\ns", four),
-            Column("before_seconds", "before\ns", four),
-            Column("after_seconds", "after\ns", four),
-            share_column("error_ratio", "error\n "),
-        ),
-        rows=tuple(
-            Row(
-                (
-                    run.name,
-                    run.measured_seconds,
-                    run.before_seconds,
-                    run.after_seconds,
-                    run.after_seconds / run.measured_seconds - 1,
-                )
-            )
-            for run in fit.runs
-        ),
+        columns=columns,
+        rows=rows_of(columns, fit.runs),
         below=tuple(lines),
     )

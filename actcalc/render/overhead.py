@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from actcalc.answers.explain.overhead import LayerOverhead, Overhead, PolicyOverhead
-from actcalc.render.sheet import Column, Row, Sheet, share_column
+from actcalc.render.sheet import Column, Row, Sheet, rows_of, share_column
 from actcalc.render.units import digits
 
 
@@ -29,70 +29,53 @@ def _words(name: str) -> str:
 
 def _layer(one: PolicyOverhead, layer: LayerOverhead) -> Sheet:
     """One kind of layer; for machines alone where the policy re-runs another kind and not this."""
-    rows = [
-        Row(
-            (
-                one.policy,
-                layer.layer,
-                layer.count,
-                row.op,
-                row.forward_seconds,
-                row.exposed_seconds,
-                row.backward_seconds,
-                row.rerun_seconds,
-                row.rerun_layer_ratio,
-            )
-        )
+    shown = layer in _telling(one)
+    columns = (
+        Column("policy", "policy", shown=False, get=lambda row: one.policy),
+        Column("layer", "layer", shown=False, get=lambda row: layer.layer),
+        Column("count", "count", shown=False, get=lambda row: layer.count),
+        Column("op", "op", _words, align="left", shown=shown),
+        Column("forward_seconds", "forward\nms", _shown, shown=shown),
+        Column("exposed_seconds", "of it waits\nms", _shown, shown=shown),
+        Column("backward_seconds", "backward\nms", _shown, shown=shown),
+        Column("rerun_seconds", "again\nms", _shown, shown=shown),
+        share_column("rerun_layer_ratio", "of layer", shown=shown),
+    )
+    timed = [
+        row
         for row in layer.rows
         if row.forward_seconds or row.backward_seconds or row.rerun_seconds
     ]
-    exposed = sum(row.exposed_seconds for row in layer.rows)
-    total = Row(
-        (
-            None,
-            None,
-            None,
-            "layer",
-            layer.forward_seconds,
-            exposed,
-            layer.backward_seconds,
-            layer.rerun_seconds,
-            layer.layer_ratio,
-        ),
-        style="strong",
-    )
-    rungs = tuple(
-        Row(
-            (
-                None,
-                None,
-                None,
-                f"by {rung.counted}" if index == 0 else rung.counted,
-                *("",) * 4,
-                rung.ratio,
-            )
-        )
-        for index, rung in enumerate(layer.rungs)
-    )
-    shown = layer in _telling(one)
+    rows = rows_of(columns, timed)
     which = f"one of {layer.count} {layer.layer} layers" if len(one.layers) > 1 else "one layer"
     return Sheet(
         title=f"{one.policy}: {which}, one micro-batch, one rank" if shown else "",
-        columns=(
-            Column("policy", "policy", shown=False),
-            Column("layer", "layer", shown=False),
-            Column("count", "count", shown=False),
-            Column("op", "op", _words, align="left", shown=shown),
-            Column("forward_seconds", "forward\nms", _shown, shown=shown),
-            Column("exposed_seconds", "of it waits\nms", _shown, shown=shown),
-            Column("backward_seconds", "backward\nms", _shown, shown=shown),
-            Column("rerun_seconds", "again\nms", _shown, shown=shown),
-            replace(share_column("rerun_layer_ratio", "of layer"), shown=shown),
+        columns=columns,
+        rows=(
+            *rows[:-1],
+            *(replace(row, rule_after=True) for row in rows[-1:]),
+            *_below_the_ops(layer),
         ),
-        rows=(*rows[:-1], *_ruled(rows[-1:]), _last(total), *rungs),
         records=tuple(row.values for row in rows),
         below=_rest(one) if shown and layer is _telling(one)[-1] else (),
     )
+
+
+def _below_the_ops(layer: LayerOverhead) -> tuple[Row, ...]:
+    """The layer's sums, and its ratio as each convention counts it."""
+    sums = (
+        layer.forward_seconds,
+        sum(row.exposed_seconds for row in layer.rows),
+        layer.backward_seconds,
+        layer.rerun_seconds,
+        layer.layer_ratio,
+    )
+    nothing = (None,) * 3
+    rungs = (
+        Row((*nothing, f"by {rung.counted}" if not index else rung.counted, *("",) * 4, rung.ratio))
+        for index, rung in enumerate(layer.rungs)
+    )
+    return (Row((*nothing, "layer", *sums), "strong", rule_after=True), *rungs)
 
 
 def _telling(one: PolicyOverhead) -> list[LayerOverhead]:
@@ -124,14 +107,6 @@ def _rungs(layers: list[tuple[PolicyOverhead, LayerOverhead]]) -> Sheet:
 
 def _shown(value: float | str) -> str:
     return value if isinstance(value, str) else _ms(value)
-
-
-def _ruled(rows: list[Row]) -> list[Row]:
-    return [Row(row.values, row.style, rule_after=True) for row in rows]
-
-
-def _last(row: Row) -> Row:
-    return Row(row.values, row.style, rule_after=True)
 
 
 def _step(found: Overhead) -> Sheet:

@@ -18,7 +18,15 @@ from actcalc.answers.plan import (
 from actcalc.plan.changes import PlanStates
 from actcalc.plan.measured.plan import LayerPlan
 from actcalc.render.compare import run_lines
-from actcalc.render.sheet import Column, Row, Sheet, bytes_column, share_column
+from actcalc.render.sheet import (
+    Column,
+    Row,
+    Sheet,
+    bytes_column,
+    rows_of,
+    share_column,
+    sizes_column,
+)
 from actcalc.render.training import training_lines
 from actcalc.render.units import count, digits, flops, percent, size
 
@@ -371,26 +379,18 @@ def _infeasible(result: RunPlan, units: str, states: PlanStates | None) -> Sheet
     if not result.changes and not isinstance(result, LayerPlan):
         below.append("More pipeline stages (--pp) or a shorter --seq would lower it.")
     shown = bool(result.changes)
-    fits = Column("fits", "fits\n ", lambda fits: "yes" if fits else "no", "left", shown=shown)
+    columns = (
+        Column("change", "what to change", align="left", shown=shown),
+        replace(bytes_column("smallest_memory_bytes", "then enough", sizes, units), shown=shown),
+        Column(
+            "fits", "fits\n ", lambda fits: "yes" if fits else "no", "left", shown=shown,
+            get=lambda one: one.smallest_memory_bytes <= result.memory_bytes,
+        ),
+    )  # fmt: skip
     return Sheet(
         title=_title(result, units),
-        columns=(
-            Column("change", "what to change", align="left", shown=shown),
-            replace(
-                bytes_column("smallest_memory_bytes", "then enough", sizes, units), shown=shown
-            ),
-            fits,
-        ),
-        rows=tuple(
-            Row(
-                (
-                    one.change,
-                    one.smallest_memory_bytes,
-                    one.smallest_memory_bytes <= result.memory_bytes,
-                )
-            )
-            for one in result.changes
-        ),
+        columns=columns,
+        rows=rows_of(columns, result.changes),
         above=(*_above(result, states), *below),
         notes=(*_of_changes(result), *result.notes),
     )
@@ -411,26 +411,20 @@ def _of_changes(result: RunPlan) -> tuple[str, ...]:
 
 def _frontier(result: RunPlan, units: str) -> Sheet:
     points = result.frontier
-    rows = tuple(
-        Row(
-            (
-                point.memory_bytes,
-                point.peak_bytes,
-                *_costs(point),
-                (_cost(result, point) or 0) / result.forward_cost if result.forward_cost else None,
-            )
-        )
-        for point in points
-    )
+    forward = result.forward_cost
+    columns = (
+        sizes_column("memory_bytes", "memory", points, units),
+        sizes_column("peak_bytes", "peak", points, units),
+        *_cost_columns(result, "cost\n "),
+        share_column(
+            "of_forward_ratio", "of a\nforward",
+            get=lambda point: (_cost(result, point) or 0) / forward if forward else None,
+        ),
+    )  # fmt: skip
     return Sheet(
         title="Frontier: the cheapest plan at each memory",
-        columns=(
-            bytes_column("memory_bytes", "memory", [p.memory_bytes for p in points], units),
-            bytes_column("peak_bytes", "peak", [p.peak_bytes for p in points], units),
-            *_cost_columns(result, "cost\n "),
-            share_column("of_forward_ratio", "of a\nforward"),
-        ),
-        rows=rows,
+        columns=columns,
+        rows=rows_of(columns, points),
         below=(
             f"From {size(points[0].memory_bytes, units)}, the least any plan needs, to "
             f"{size(points[-1].memory_bytes, units)}, where nothing more is gained.",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from actcalc.io.presets import Preset
-from actcalc.render.sheet import Column, Row, Sheet
+from actcalc.render.sheet import Column, Row, Sheet, rows_of
 
 
 def list_sheets(found: Mapping[Any, Sequence[Preset]]) -> list[Sheet]:
@@ -19,7 +19,7 @@ def list_sheets(found: Mapping[Any, Sequence[Preset]]) -> list[Sheet]:
         Sheet(
             title=f"{kind} ({len(group)})",
             columns=columns,
-            rows=tuple(Row((preset.name, preset.title)) for preset in group),
+            rows=rows_of(columns, group),
         )
         for kind, group in found.items()
         if group

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from actcalc.render.units import digits, percent, scale
 class Column:
     """One column: key for machines, title (with unit) for people, how a raw value is shown.
 
+    ``get`` takes the raw value from the thing of a row; without it that is its attribute ``key``.
     One that is not ``shown`` is for machines alone: it keeps the columns of a CSV table the same
     where people need not read what is empty or the same in every row.
     """
@@ -23,6 +24,11 @@ class Column:
     align: Literal["left", "right"] = "right"
     wrap: bool = False
     shown: bool = True
+    get: Callable[[Any], Any] | None = None
+
+    def of(self, thing: Any) -> Any:
+        """The raw value that a thing has in this column."""
+        return getattr(thing, self.key) if self.get is None else self.get(thing)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -71,12 +77,24 @@ class Sheet:
         return tuple(column for column in self.columns if column.shown)
 
 
+def rows_of(columns: Sequence[Column], things: Iterable[Any]) -> tuple[Row, ...]:
+    """A row for each thing: what every column takes of it."""
+    return tuple(Row(tuple(column.of(thing) for column in columns)) for thing in things)
+
+
 def bytes_column(key: str, title: str, values: Sequence[float], units: str) -> Column:
     """A column of byte counts in the one unit that suits its largest value, named in the title."""
     divisor, unit = scale(max((abs(v) for v in values), default=0), units)
     return Column(key, f"{title}\n{unit}", lambda value: digits(value / divisor))
 
 
-def share_column(key: str, title: str) -> Column:
+def sizes_column(key: str, title: str, things: Sequence[Any], units: str) -> Column:
+    """A column of byte counts that the rows' things have as their attribute ``key``."""
+    return bytes_column(key, title, [getattr(thing, key) or 0 for thing in things], units)
+
+
+def share_column(
+    key: str, title: str, *, shown: bool = True, get: Callable[[Any], Any] | None = None
+) -> Column:
     """A column of ratios shown in per cent."""
-    return Column(key, title, percent)
+    return Column(key, title, percent, shown=shown, get=get)

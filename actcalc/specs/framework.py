@@ -99,6 +99,9 @@ class Framework(Spec):
     drops_sent_outputs: bool
     """A stage's output is dropped once it is sent."""
 
+    def __str__(self) -> str:
+        return self.name
+
     def kernel(self, kind: str, family: str = "") -> str:
         """The kernel for ``kind`` in models of ``family``; ``KeyError`` if the profile has none."""
         return self.families.get(family, {}).get(kind) or self.kernels[kind]

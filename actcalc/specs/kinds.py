@@ -28,14 +28,14 @@ class Kind(NamedTuple):
 # --- Megatron's layers ----------------------------------------------------------------------------
 
 _IDEAL_NORM = {"input_only": "keeps its input, 2sbh; statistics neglected (Korthikanti 2022 §4.1)"}
-_LAYERNORM = {
-    **_IDEAL_NORM,
-    "fused_layernorm": "keeps input, fp32 mean and rstd (ATen native_layer_norm, apex, TE)",
+_FUSED_LAYERNORM = {
+    "fused_layernorm": "keeps input, fp32 mean and rstd (ATen native_layer_norm, apex, TE)"
 }
-_RMSNORM = {
-    **_IDEAL_NORM,
-    "fused_rmsnorm": "keeps input and fp32 rstd (ATen _fused_rms_norm, TE RMSNorm)",
+_FUSED_RMSNORM = {
+    "fused_rmsnorm": "keeps input and fp32 rstd (ATen _fused_rms_norm, torch.nn.RMSNorm, TE)"
 }
+_LAYERNORM = {**_IDEAL_NORM, **_FUSED_LAYERNORM}
+_RMSNORM = {**_IDEAL_NORM, **_FUSED_RMSNORM}
 _FLASH = {
     "flash": "keeps q, k, v, output and logsumexp (Dao et al. 2022 §3.1)",
     "flash_local": "ATen's flash kernel in place of Megatron-Core DotProductAttention",
@@ -108,7 +108,7 @@ _MEGATRON: Mapping[str, Kind] = {
     "router": Kind(
         "routing of tokens to experts",
         {
-            "megatron": "with all it keeps (Megatron-Core moe/router.py, token_dispatcher.py)",
+            "complete": "with all it keeps (Megatron-Core moe/router.py, token_dispatcher.py)",
             "ideal": "keeps the gate's input and the probabilities (Korthikanti 2022 §4.1, rule)",
         },
     ),
@@ -134,7 +134,7 @@ _MEGATRON: Mapping[str, Kind] = {
     "ends": Kind(
         "what look-up and cross-entropy keep beside ids and softmax",
         {
-            "megatron": "positions, masks, shifted ids (Megatron-Core tensor_parallel/layers.py)",
+            "complete": "positions, masks, shifted ids (Megatron-Core tensor_parallel/layers.py)",
             "plain": "nothing (Korthikanti 2022 §4.3)",
         },
         needed=True,
@@ -149,7 +149,7 @@ _PYTORCH: Mapping[str, Kind] = {
     "layernorm": Kind(
         "LayerNorm",
         {
-            "native": "ATen native_layer_norm",
+            **_FUSED_LAYERNORM,
             "native_plus_one": "the same, weight plus one (modeling_nemotron.py)",
             "centred": "op by op in fp32 (modeling_cohere.py)",
         },
@@ -158,7 +158,7 @@ _PYTORCH: Mapping[str, Kind] = {
         "RMSNorm",
         {
             "rms": "op by op in fp32, cast back, times the weight (modeling_llama.py)",
-            "rms_fused": "ATen _fused_rms_norm (torch.nn.RMSNorm)",
+            **_FUSED_RMSNORM,
             "rms_late_cast": "cast back after the weight (modeling_olmo2.py)",
             "rms_fp32_weight": "the weight in fp32 too (modeling_helium.py)",
             "rms_t5": "half precision kept until the variance (modeling_t5.py)",

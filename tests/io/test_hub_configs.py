@@ -10,7 +10,7 @@ import pytest
 
 from actcalc.errors import SpecError
 from actcalc.io.hf import read_config_file
-from actcalc.io.runs import source
+from actcalc.io.sources import source
 from actcalc.specs import Model, Workload
 from actcalc.specs.validate import build
 

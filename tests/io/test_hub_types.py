@@ -12,7 +12,8 @@ import pytest
 from actcalc.errors import SpecError
 from actcalc.io.hf import known_types, read_config, refused_types
 from actcalc.io.hub.adjust import ADJUST
-from actcalc.io.hub.families import ACTIVATIONS, ALIASES, FAMILIES, SIZES
+from actcalc.io.hub.families import ALIASES, FAMILIES
+from actcalc.io.hub.family import ACTIVATIONS, SIZES
 from actcalc.io.hub.patterns import MLP_RULES, ROPE_RULES, WINDOW_RULES
 from actcalc.io.runs import load_framework
 from actcalc.layers.core.context import whole

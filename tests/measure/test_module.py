@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from actcalc.errors import SpecError
-from actcalc.io.runs import read_layer
+from actcalc.io.sources import read_layer
 from actcalc.measure import (
     load_factory,
     measure_cuda,

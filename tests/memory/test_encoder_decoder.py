@@ -9,7 +9,7 @@ import pytest
 from actcalc.answers.memory import memory_run
 from actcalc.errors import SpecError
 from actcalc.io import presets
-from actcalc.io.megatron.arguments import read_arguments
+from actcalc.io.megatron import read_arguments
 from actcalc.io.runs import load_framework, load_run
 from actcalc.layers.core.context import whole
 from actcalc.layers.model import ModelGraph, model_graph, parameters

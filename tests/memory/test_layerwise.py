@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from actcalc.answers.memory import memory_run
 from actcalc.errors import SpecError
-from actcalc.io.megatron.arguments import read_arguments
+from actcalc.io.megatron import read_arguments
 from actcalc.io.runs import load_run
 from actcalc.memory.layerwise import dealt, packed
 from actcalc.memory.stage import StageFigure

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import re
 from typing import Any
 
 import pytest
@@ -11,8 +13,10 @@ from hypothesis import strategies as st
 
 from actcalc.answers.memory import memory_run
 from actcalc.errors import SpecError
-from actcalc.io.megatron.arguments import is_arguments, read_arguments
-from actcalc.io.runs import arguments_source, resolve
+from actcalc.io import megatron
+from actcalc.io.megatron import is_arguments, read_arguments
+from actcalc.io.runs import resolve
+from actcalc.io.sources import arguments_source
 from actcalc.memory.stage import StageFigure
 from actcalc.specs import Layout
 
@@ -70,6 +74,27 @@ def test_a_world_larger_than_the_batch_feeds_is_cut_with_a_note() -> None:
     assert any("feeds 1" in warning for warning in found.warnings)
     found = read_arguments({**BASE, "world-size": 4, "global-batch-size": 16})
     assert (found.layout["dp"], found.workload["global_batch"]) == (4, 16)
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
+     "micro-batch-size", "num-attention-heads"],
+)  # fmt: skip
+def test_nothing_is_divided_by_a_size_of_zero(option: str) -> None:
+    with pytest.raises(SpecError) as error:
+        read_arguments({**BASE, "world-size": 8, "global-batch-size": 8, option: 0})
+    assert f"{option} is 0" in str(error.value)
+
+
+def test_the_reading_s_source_names_the_options_that_it_asks_for() -> None:
+    """A fuzzer outside collects them from the package's own source."""
+    source = inspect.getsource(megatron)
+    asked = set(
+        re.findall(r"""o\.(?:has|flag|text|number|real|words)\(\s*"([a-z0-9-]+)\"""", source)
+    )
+    assert {"hidden-size", "tensor-model-parallel-size", "moe-router-topk"} <= asked
+    assert len(asked) > 100
 
 
 def test_an_unknown_attention_backend_is_refused() -> None:

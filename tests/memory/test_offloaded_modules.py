@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from actcalc.answers.memory import memory_run
 from actcalc.errors import SpecError
-from actcalc.io.megatron.arguments import read_arguments
-from actcalc.io.runs import arguments_source, load_run, resolve
+from actcalc.io.megatron import read_arguments
+from actcalc.io.runs import load_run, resolve
+from actcalc.io.sources import arguments_source
 from actcalc.layers.core.graph import Graph
 from actcalc.memory.parts import Part
 from actcalc.memory.stage import StageMemory

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from actcalc.errors import SpecError
-from actcalc.io.runs import read_layer
+from actcalc.io.sources import read_layer
 from actcalc.plan.emit.measured import KeptOps, selective_options
 from actcalc.plan.measured.ops import MeasuredOps, measured_ops, plan_layer_of
 from actcalc.plan.measured.plan import LayerPlanner, module_option, plan_measured

@@ -14,8 +14,9 @@ from typing import Any
 
 from actcalc.answers.memory import MemoryReport, memory_run
 from actcalc.errors import SpecError
-from actcalc.io.megatron.arguments import read_arguments
-from actcalc.io.runs import Source, arguments_source, resolve, source
+from actcalc.io.megatron import read_arguments
+from actcalc.io.runs import resolve
+from actcalc.io.sources import Source, arguments_source, source
 from actcalc.specs.run import Run
 
 DATA = Path(__file__).resolve().parents[1] / "data"

@@ -28,7 +28,8 @@ from actcalc.cost.flops import hardware_flops
 from actcalc.cost.rates import parse_overrides
 from actcalc.cost.roofline import roofline_of
 from actcalc.cost.step import step_time
-from actcalc.io.runs import Source, load_run, resolve
+from actcalc.io.runs import load_run, resolve
+from actcalc.io.sources import Source
 from actcalc.run.staged import StagedRun
 from actcalc.specs.device import Device
 from actcalc.specs.run import Run

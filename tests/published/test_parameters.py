@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from actcalc.io import presets
-from actcalc.io.runs import load_framework, source
+from actcalc.io.runs import load_framework
+from actcalc.io.sources import source
 from actcalc.layers.core.context import whole
 from actcalc.layers.model import model_graph, parameters
 from actcalc.specs import Layout, Model, Workload

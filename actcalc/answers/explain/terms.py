@@ -106,7 +106,7 @@ def _example(run: Run) -> str:
             run.model.name,
             f"s {run.workload.seq} b {run.workload.micro_batch}",
             *degrees,
-            f"{run.workload.attention} attention, {run.framework.name} kernels",
+            f"{run.workload.attention} attention, {run.framework} kernels",
         ]
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from actcalc.io.hub.families import ACTIVATIONS, SIZES
+from actcalc.io.hub.family import ACTIVATIONS, SIZES
 from actcalc.io.hub.reading import Reading
 from actcalc.io.hub.values import MAX_LAYERS, Values
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from actcalc.errors import SpecError
-from actcalc.io.hub.families import Experts, Family
+from actcalc.io.hub.family import Experts, Family
 from actcalc.io.hub.values import Values
 
 Kinds = tuple[str, ...]

@@ -7,16 +7,8 @@ from typing import Any
 
 from actcalc.errors import SpecError
 from actcalc.io.hub.adjust import ADJUST
-from actcalc.io.hub.families import (
-    ACTIVATIONS,
-    ALIASES,
-    FAMILIES,
-    LLAMA,
-    NESTS,
-    SIZES,
-    Family,
-    Keys,
-)
+from actcalc.io.hub.families import ALIASES, FAMILIES, LLAMA, NESTS
+from actcalc.io.hub.family import ACTIVATIONS, SIZES, Family, Keys
 from actcalc.io.hub.patterns import ROPE_RULES, attention_kinds, mlp_kinds, window_of
 from actcalc.io.hub.reading import Reading
 from actcalc.io.hub.refused import REFUSED

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actcalc.errors import SpecError
-from actcalc.io.hub.families import SIZES, Family, Keys
+from actcalc.io.hub.family import SIZES, Family, Keys
 from actcalc.io.hub.values import Values, shown
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from actcalc.errors import SpecError
 from actcalc.io.hf import read_config
-from actcalc.io.hub.families import ACTIVATIONS, ALIASES, FAMILIES, SIZES, Experts, Family
+from actcalc.io.hub.families import ALIASES, FAMILIES
+from actcalc.io.hub.family import ACTIVATIONS, SIZES, Experts, Family
 from actcalc.io.hub.read import language_model
 from actcalc.io.hub.values import Values
 

@@ -155,7 +155,7 @@ class Context:
             return self.framework.kernel(kind, self.model.family)
         except KeyError:
             raise SpecError(
-                f"framework {self.framework.name} has no {kind.replace('_', ' ')} kernel, "
+                f"framework {self.framework} has no {kind.replace('_', ' ')} kernel, "
                 f"which {self.model.name} needs here",
                 "choose another --framework (presets list frameworks)",
             ) from None

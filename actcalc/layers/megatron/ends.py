@@ -5,11 +5,10 @@ from __future__ import annotations
 from actcalc.layers.core.algebra import ONE, symbol
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import Collective, Comm, DType, Graph, GraphBuilder, Weight
+from actcalc.layers.core.norm import norm
+from actcalc.layers.core.ops import EMBEDDING_SCOPE, dropout, matmul, softcap
 from actcalc.layers.core.scoped import Scoped
-from actcalc.layers.megatron.linear import dropout, linear
-from actcalc.layers.megatron.norm import norm
-
-EMBEDDING_SCOPE = "embedding"
+from actcalc.layers.megatron.linear import linear
 
 
 def embedding_graph(ctx: Context) -> Graph:
@@ -24,9 +23,7 @@ def embedding_graph(ctx: Context) -> Graph:
     else:
         first, out = "token_ids", embed(g, ctx)
     if ctx.model.embedding_norm:
-        out = norm(
-            g, ctx, "embedding_norm", out, "embedding_norm_out", group="embedding", modules=()
-        )
+        out = norm(g, ctx, "embedding_norm", out, group="embedding", modules=())
     if ctx.embedding_dropout:
         out = dropout(g, "embedding_dropout", "embedding", out)
     if ctx.model.encoder_layers:
@@ -41,7 +38,7 @@ def _between(g: GraphBuilder, ctx: Context) -> None:
     by each decoder layer's key and value projection, the norm's input by the norm.
     """
     last = g.shared("encoder_last", (ctx.s_region, ctx.b, ctx.h), ctx.residual)
-    norm(g, ctx, "encoder_final_norm", last, "encoder_normed", group="embedding", modules=())
+    norm(g, ctx, "encoder_final_norm", last, out="encoder_normed", group="embedding", modules=())
     inner = Scoped(g, "decoder_")
     out = embed(inner, ctx.of_decoder(), source=last)
     if ctx.embedding_dropout:
@@ -63,7 +60,7 @@ def embed(g: GraphBuilder, ctx: Context, *, source: str = "") -> str:
     made = [ids] if source else []
     width = ctx.h if model.embedding_dim in (0, model.hidden) else ONE * model.embedding_dim
     weights = [Weight("token_embedding", (symbol("v") / ctx.t, width), scope=EMBEDDING_SCOPE)]
-    megatron = ctx.kernel("ends") == "megatron"
+    megatron = ctx.kernel("ends") == "complete"
     if model.max_positions:
         weights.append(Weight("position_embedding", (symbol("o"), ctx.h), scope="positions"))
         if megatron:
@@ -133,12 +130,12 @@ def head_graph(ctx: Context) -> Graph:
     stream = g.tensor("input", (ctx.s_region, ctx.b, ctx.h), ctx.residual)
     if model.head == "none":
         if model.final_norm:
-            stream = norm(g, ctx, "final_norm", stream, "final_norm_out", group="head", modules=())
+            stream = norm(g, ctx, "final_norm", stream, group="head", modules=())
         g.op("end", "view", "head", [stream], [])
         return g.build("input", stream)
     if model.head == "mlm":
         if model.norm_placement == "pre" and model.final_norm:
-            stream = norm(g, ctx, "final_norm", stream, "final_norm_out", group="head", modules=())
+            stream = norm(g, ctx, "final_norm", stream, group="head", modules=())
         if model.sentence_head:
             _sentence_head(g, ctx, stream)
         dense = g.tensor("transform_out", (ctx.s_region, ctx.b, ctx.h), ctx.act)
@@ -149,9 +146,9 @@ def head_graph(ctx: Context) -> Graph:
         )  # fmt: skip
         active = g.tensor("transform_active", g.shape(dense), ctx.act)
         g.op("transform_activation", "activation", "head", [dense], [active], saves=[dense])
-        stream = norm(g, ctx, "head_norm", active, "head_norm_out", group="head", modules=())
+        stream = norm(g, ctx, "head_norm", active, group="head", modules=())
     elif model.final_norm:
-        stream = norm(g, ctx, "final_norm", stream, "final_norm_out", group="head", modules=())
+        stream = norm(g, ctx, "final_norm", stream, group="head", modules=())
     if model.head == "classifier":
         return g.build("input", _classify(g, ctx, stream))
     return g.build("input", predict(g, ctx, stream))
@@ -163,17 +160,15 @@ def _sentence_head(g: GraphBuilder, ctx: Context, stream: str) -> None:
     Every rank holds both whole (Megatron-Core models/bert/pooler.py, bert_model.py binary_head).
     """
     pooled = g.tensor("pooled", (ctx.b, ctx.h), ctx.act)
-    square = Weight("pooler.weight", (ctx.h, ctx.h)), Weight("pooler.bias", (ctx.h,))
     # The first token is a slice of the stream, tanh keeps its output.
-    g.op(
-        "pooler", "linear", "head", [stream], [pooled], saves=[stream, pooled],
-        flops=ctx.b * ctx.h * ctx.h * 2, weights=square,
+    matmul(
+        g, "pooler", "head", stream, [pooled], rows=ctx.b, inside=ctx.h, outside=ctx.h, bias=True,
+        saves=[stream, pooled],
     )  # fmt: skip
     order = g.tensor("sentence_order", (ctx.b, ONE * 2), DType.FP32)
-    weights = Weight("binary_head.weight", (ONE * 2, ctx.h)), Weight("binary_head.bias", (ONE * 2,))
-    g.op(
-        "binary_head", "linear", "head", [pooled], [order], saves=[pooled, order],
-        flops=ctx.b * ctx.h * 4, weights=weights,
+    matmul(
+        g, "binary_head", "head", pooled, [order], rows=ctx.b, inside=ctx.h, outside=ONE * 2,
+        bias=True, saves=[pooled, order],
     )  # fmt: skip
 
 
@@ -181,11 +176,7 @@ def _classify(g: GraphBuilder, ctx: Context, stream: str) -> str:
     """Append a classifier of the first token and its loss."""
     labels = ONE * (ctx.model.labels or 2)
     logits = g.tensor("logits", (ctx.b, labels), ctx.act)
-    weights = [Weight("head.weight", (labels, ctx.h)), Weight("head.bias", (labels,))]
-    g.op(
-        "head", "linear", "head", [stream], [logits],
-        saves=[stream], flops=ctx.b * ctx.h * labels * 2, weights=weights,
-    )  # fmt: skip
+    matmul(g, "head", "head", stream, [logits], rows=ctx.b, inside=ctx.h, outside=labels, bias=True)
     probs = g.tensor("log_probs", (ctx.b, labels), ctx.act)
     g.op("cross_entropy", "loss", "head", [logits], [probs], saves=[probs])
     return probs
@@ -222,9 +213,7 @@ def predict(g: GraphBuilder, ctx: Context, stream: str) -> str:
         comm=comm, backward_comm=backward,
     )  # fmt: skip
     if model.logit_softcap:
-        capped = g.tensor("logits_capped", g.shape(logits), ctx.act)
-        g.op("logit_softcap", "activation", "head", [logits], [capped], saves=[capped])
-        logits = capped
+        logits = softcap(g, "logit_softcap", "head", logits, "logits_capped")
     loss = g.tensor("loss", (ctx.b, ctx.s), DType.FP32)
     # Maximum, predicted logit and sum of exponentials are each reduced over the group.
     reduced = [Comm(Collective.ALL_REDUCE, "tp", rows * 4)] * 3 if ctx.tp else []
@@ -237,7 +226,7 @@ def predict(g: GraphBuilder, ctx: Context, stream: str) -> str:
         return loss
     softmax = g.tensor("softmax_fp32", g.shape(logits), DType.FP32)
     kept = [softmax]
-    if ctx.kernel("ends") == "megatron":
+    if ctx.kernel("ends") == "complete":
         kept.append(g.tensor("label_mask", (ctx.b, ctx.s), DType.BOOL))
         kept.append(g.tensor("labels_shifted", (ctx.b, ctx.s), DType.INT64))
     g.op("cross_entropy", "loss", "head", [logits], [*kept, loss], saves=kept, comm=reduced)

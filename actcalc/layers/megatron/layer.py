@@ -6,11 +6,11 @@ from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import Expr
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import Graph, GraphBuilder
+from actcalc.layers.core.norm import norm
+from actcalc.layers.core.ops import dropout
 from actcalc.layers.core.scoped import Scoped
 from actcalc.layers.megatron.attention import close_attention, cross_attention, self_attention
-from actcalc.layers.megatron.linear import dropout
 from actcalc.layers.megatron.mlp import close_ffn, mlp
-from actcalc.layers.megatron.norm import norm
 from actcalc.specs import LayerKind, Model
 
 _ELSEWHERE = "use --framework transformers, or --framework paper for an estimate"
@@ -34,7 +34,7 @@ def refuse_architecture(ctx: Context) -> None:
 
 def _refuse_encoder_decoder(ctx: Context) -> None:
     """Raise ``SpecError`` for what Megatron-Core's T5 does not run (pretrain_t5.py)."""
-    name = ctx.framework.name
+    name = ctx.framework
     if ctx.framework.idealised:
         raise SpecError(
             f"{ctx.model.name} is an encoder-decoder, which framework {name} does not model",
@@ -88,24 +88,24 @@ def layer_body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> s
     placement = ctx.model.norm_placement
     if placement == "post":
         attended = _close_attention(g, ctx, _attend(g, ctx, kind, stream), stream, "attention_sum")
-        middle = norm(g, ctx, "norm1", attended, "norm1_out")
+        middle = norm(g, ctx, "norm1", attended)
         summed = close_ffn(g, ctx, _feed(g, ctx, kind, middle), middle, "ffn_sum")
-        return norm(g, ctx, "norm2", summed, "output")
+        return norm(g, ctx, "norm2", summed, out="output")
     if placement == "pre":
-        first = norm(g, ctx, "norm1", stream, "norm1_out", modules=_norm1_modules(ctx))
+        first = norm(g, ctx, "norm1", stream, modules=_norm1_modules(ctx))
         middle = _close_attention(g, ctx, _attend(g, ctx, kind, first), stream, "middle")
         if kind.cross:
             middle = _attend_encoder(g, ctx, middle)
-        second = norm(g, ctx, "norm2", middle, "norm2_out", modules=_norm2_modules(ctx, kind))
+        second = norm(g, ctx, "norm2", middle, modules=_norm2_modules(ctx, kind))
         return close_ffn(g, ctx, _feed(g, ctx, kind, second), middle, "output")
     before = placement == "sandwich"
-    first = norm(g, ctx, "norm1", stream, "norm1_out") if before else stream
+    first = norm(g, ctx, "norm1", stream) if before else stream
     context, width = _attend(g, ctx, kind, first)
     branch = close_attention(g, ctx, context, width, stream, "")
-    branch = norm(g, ctx, "norm1_post", branch, "norm1_post_out")
+    branch = norm(g, ctx, "norm1_post", branch)
     middle = _add(g, ctx, "attention", branch, stream, "middle")
-    second = norm(g, ctx, "norm2", middle, "norm2_out") if before else middle
-    branch = norm(g, ctx, "norm2_post", _feed(g, ctx, kind, second), "norm2_post_out")
+    second = norm(g, ctx, "norm2", middle) if before else middle
+    branch = norm(g, ctx, "norm2_post", _feed(g, ctx, kind, second))
     return close_ffn(g, ctx, branch, middle, "output")
 
 
@@ -119,18 +119,18 @@ def _half(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
 
         return mamba_layer(g, ctx, stream)
     if kind.mixer == "attention":
-        first = norm(g, ctx, "norm1", stream, "norm1_out", modules=_norm1_modules(ctx))
+        first = norm(g, ctx, "norm1", stream, modules=_norm1_modules(ctx))
         return _close_attention(g, ctx, _attend(g, ctx, kind, first), stream, "output")
-    second = norm(g, ctx, "norm2", stream, "norm2_out", modules=_norm2_modules(ctx, kind))
+    second = norm(g, ctx, "norm2", stream, modules=_norm2_modules(ctx, kind))
     return close_ffn(g, ctx, _feed(g, ctx, kind, second), stream, "output")
 
 
 def _parallel(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
     """Attention and feed-forward of the same input, after one norm or one each (GPT-J, NeoX)."""
-    first = norm(g, ctx, "norm1", stream, "norm1_out")
+    first = norm(g, ctx, "norm1", stream)
     second = first
     if ctx.model.parallel == "two_norms":
-        second = norm(g, ctx, "norm2", stream, "norm2_out")
+        second = norm(g, ctx, "norm2", stream)
     middle = _close_attention(g, ctx, _attend(g, ctx, kind, first), stream, "middle")
     return close_ffn(g, ctx, _feed(g, ctx, kind, second), middle, "output")
 
@@ -150,7 +150,7 @@ def _attend_encoder(g: GraphBuilder, ctx: Context, stream: str) -> str:
     recompute module ``layernorm`` does not cover it (transformer_layer.py).
     """
     inner = Scoped(g, "cross_")
-    first = norm(inner, ctx, "norm", stream, "norm_out", modules=())
+    first = norm(inner, ctx, "norm", stream, modules=())
     attended = cross_attention(inner, ctx, first)
     return close_attention(inner, ctx, attended, ctx.q_width, stream, "middle")
 

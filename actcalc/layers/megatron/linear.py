@@ -7,7 +7,8 @@ from typing import Literal
 
 from actcalc.layers.core.algebra import Expr, Operand
 from actcalc.layers.core.context import Context
-from actcalc.layers.core.graph import Collective, Comm, DType, GraphBuilder, Weight
+from actcalc.layers.core.graph import Collective, Comm, GraphBuilder
+from actcalc.layers.core.ops import matmul
 
 Split = Literal["column", "row", "none"]
 
@@ -26,7 +27,6 @@ def linear(
     bias: bool = False,
     modules: Iterable[str] = (),
     tokens: Operand | None = None,
-    expert: bool = False,
 ) -> None:
     """Append ``outputs = source · W``; it saves its input for the weight's gradient.
 
@@ -34,13 +34,10 @@ def linear(
     column-parallel product gathers its input (and keeps the sharded one, gathering again in
     backward), a row-parallel product reduce-scatters its output; without it the row-parallel
     product all-reduces its output and the column-parallel one its input's gradient
-    (Shoeybi et al. 2019 §3; Korthikanti et al. 2022 §4.2.2). FLOPs are 2·tokens·in·out.
+    (Shoeybi et al. 2019 §3; Korthikanti et al. 2022 §4.2.2).
     """
     rows = Expr.of(ctx.tokens if tokens is None else tokens)
     inside, outside = Expr.of(width_in), Expr.of(width_out)
-    weights = [Weight(f"{name}.weight", (outside, inside), expert)]
-    if bias:
-        weights.append(Weight(f"{name}.bias", (outside,), expert))
     forward: list[Comm] = []
     backward: list[Comm] = []
     if ctx.tp and split != "none":
@@ -54,39 +51,7 @@ def linear(
             reduce = Comm(Collective.ALL_REDUCE, "tp", full)
             forward = [] if split == "column" else [reduce]
             backward = [reduce] if split == "column" else []
-    g.op(
-        name,
-        "linear",
-        group,
-        [source],
-        outputs,
-        saves=[source],
-        flops=rows * inside * outside * 2,
-        weights=weights,
-        comm=forward,
-        backward_comm=backward,
-        modules=modules,
-    )
-
-
-def dropout(
-    g: GraphBuilder,
-    name: str,
-    group: str,
-    source: str,
-    *,
-    modules: Iterable[str] = (),
-) -> str:
-    """Append a dropout that keeps a one-byte mask; return the dropped tensor's name."""
-    shape = g.shape(source)
-    mask = g.tensor(f"{name}_mask", shape, DType.BOOL)
-    out = g.tensor(f"{name}_out", shape, g.dtype(source))
-    g.op(name, "dropout", group, [source], [out, mask], saves=[mask], modules=modules)
-    return out
-
-
-def residual_add(g: GraphBuilder, name: str, group: str, branch: str, stream: str, out: str) -> str:
-    """Append ``out = branch + stream``; an addition keeps nothing."""
-    out = g.tensor(out, g.shape(stream), g.dtype(stream))
-    g.op(name, "add", group, [branch, stream], [out])
-    return out
+    matmul(
+        g, name, group, source, outputs, rows=rows, inside=inside, outside=outside, bias=bias,
+        comm=forward, backward_comm=backward, modules=modules,
+    )  # fmt: skip

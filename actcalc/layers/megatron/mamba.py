@@ -15,8 +15,9 @@ from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import ONE, Expr, symbol
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import Collective, Comm, DType, GraphBuilder, Weight
-from actcalc.layers.megatron.linear import dropout, linear, residual_add
-from actcalc.layers.megatron.norm import norm
+from actcalc.layers.core.norm import norm
+from actcalc.layers.core.ops import dropout, residual_add
+from actcalc.layers.megatron.linear import linear
 from actcalc.specs import Mamba
 
 GROUP = "mamba"
@@ -45,7 +46,7 @@ def refuse_unsupported(ctx: Context) -> None:
 def mamba_layer(g: GraphBuilder, ctx: Context, stream: str) -> str:
     """Append one state-space layer with its norm and residual; return its output."""
     refuse_unsupported(ctx)
-    normed = norm(g, ctx, "norm1", stream, "norm1_out", modules=())
+    normed = norm(g, ctx, "norm1", stream, modules=())
     branch = mamba_mixer(g, ctx, normed)
     if ctx.hidden_dropout:
         branch = dropout(g, "mamba_dropout", GROUP, branch)

@@ -13,9 +13,10 @@ from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import Expr, symbol
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import Collective, Comm, DType, GraphBuilder
-from actcalc.layers.megatron.attention import GROUP, CoreInput, core, keys_of, rotary_tables
+from actcalc.layers.core.norm import norm
+from actcalc.layers.megatron.attention import keys_of, rotary_tables
+from actcalc.layers.megatron.core import GROUP, CoreInput, core
 from actcalc.layers.megatron.linear import linear
-from actcalc.layers.megatron.norm import norm
 from actcalc.specs import LayerKind, Mla
 
 MODULE = ("attention",)
@@ -74,8 +75,8 @@ def mla_attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -
     if mla.q_lora:
         down = _down(g, ctx, "q_down", source, rank)
         queries = norm(
-            g, ctx, "q_norm", down, "q_compressed", group=GROUP, modules=norm_modules,
-            shape=(*region, rank), weight_width=rank,
+            g, ctx, "q_norm", down, out="q_compressed", group=GROUP, modules=norm_modules,
+            shape=(*region, rank),
         )  # fmt: skip
     packed = _down(g, ctx, "kv_down", source, joint + rope)
     compressed = packed
@@ -85,8 +86,8 @@ def mla_attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -
         compressed = g.tensor("kv_scattered", (*region, joint), ctx.act)
         g.op("kv_scatter", "copy", GROUP, [packed], [compressed], modules=MODULE)
     latent = norm(
-        g, ctx, "kv_norm", compressed, "kv_compressed", group=GROUP, modules=norm_modules,
-        shape=(*region, joint), weight_width=joint,
+        g, ctx, "kv_norm", compressed, out="kv_compressed", group=GROUP, modules=norm_modules,
+        shape=(*region, joint),
     )  # fmt: skip
     key_part = packed
     if not gathered and ctx.layout.sp:

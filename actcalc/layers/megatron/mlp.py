@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from typing import Literal
 
 from actcalc.errors import SpecError
+from actcalc.layers.core.activation import FUSED, OP_BY_OP, Activation
 from actcalc.layers.core.algebra import Expr
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import DType, GraphBuilder
-from actcalc.layers.megatron.linear import dropout, linear, residual_add
+from actcalc.layers.core.ops import dropout, residual_add
+from actcalc.layers.megatron.linear import linear
 
 GROUP = "ffn"
 MODULE = ("mlp",)
@@ -70,10 +72,11 @@ def activate(
     out = g.tensor(f"{prefix}_out", dims, ctx.act)
     inputs = [source, weights] if weights else [source]
     if ctx.kernel("activation") == "fused":
-        relu = ctx.model.activation in ("relu", "relu2") and not ctx.model.gated
-        # ReLU keeps its output instead of its input (ATen ThresholdBackward).
-        kept = out if relu else source
-        g.op(prefix, "activation", GROUP, inputs, [out], saves=[kept], modules=modules)
+        a = Activation(g, ctx, prefix, source, dims, ctx.act)
+        FUSED[ctx.model.activation](a)
+        # With a gate the kernel's input holds both factors, whatever the function itself keeps.
+        kept = [out] if a.keeps_result and not ctx.model.gated else [source]
+        g.op(prefix, "activation", GROUP, inputs, [out], saves=kept, modules=modules)
         return out
     reason = _unfused_reason(ctx, bias=bias, weighted=bool(weights), style=style)
     if not reason:
@@ -110,44 +113,31 @@ def _kept(
     weighted: bool,
     style: Style,
 ) -> tuple[list[str], list[str]]:
-    """Tensors that an op-by-op activation makes, and those it keeps (ATen autograd formulas).
+    """Tensors that an op-by-op activation makes, and those it keeps.
 
-    The nonlinearity: silu and gelu keep their input, relu its output, squared relu the relu's
-    output, quick gelu its input and the sigmoid. A gate keeps both factors of the product: the
-    linear half is a slice of ``source`` in the legacy grouped experts, and a new tensor elsewhere
-    (``x_linear + glu_linear_offset``). Routing weights keep the product they multiply.
+    What the nonlinearity keeps is in the table (:data:`OP_BY_OP`). A gate keeps both factors of the
+    product: the linear half is a slice of ``source`` in the legacy grouped experts, and a new
+    tensor elsewhere (``x_linear + glu_linear_offset``). Routing weights keep the product they
+    multiply.
     """
     model = ctx.model
-    kind = model.activation
-    if kind == "swiglu_oai":
+    rule = OP_BY_OP.get(model.activation)
+    if rule is None:
         raise SpecError(
             f"the clamped activation of {model.name} is modelled only as Megatron's fused kernel",
             "leave bias_activation_fusion on and moe_grouped_gemm at auto",
         )
-    made, saves = [out], []
-
-    def new(what: str) -> str:
-        name = g.tensor(f"{prefix}_{what}", dims, ctx.act)
-        made.append(name)
-        return name
-
-    nonlinear = out if not model.gated and not weighted and kind != "relu2" else new("nonlinear")
-    if kind not in ("relu", "relu2"):
-        saves.append(source)
-    if kind == "quick_gelu":
-        saves.append(new("sigmoid"))
-    if kind in ("relu", "relu2"):
-        saves.append(nonlinear)
-    if kind == "relu2" and (model.gated or weighted):
-        nonlinear = new("squared")
-    product = nonlinear if kind != "relu2" or model.gated or weighted else out
+    a = Activation(g, ctx, prefix, source, dims, ctx.act, made=[out])
+    rule(a)
+    result = a.make("nonlinear") if model.gated or weighted else out
+    if a.keeps_result or model.gated:
+        a.saves.append(result)
     if model.gated:
-        saves.append(nonlinear)
-        saves.append(source if style == "legacy_grouped" else new("linear"))
-        product = new("product") if weighted else out
+        a.saves.append(source if style == "legacy_grouped" else a.make("linear"))
+        result = a.make("product") if weighted else out
     if weighted:
-        saves.append(product)
-    return made, saves
+        a.saves.append(result)
+    return a.made, a.saves
 
 
 def feed_forward(

@@ -19,6 +19,7 @@ from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import ONE, Expr, symbol
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import Collective, Comm, DType, GraphBuilder, Weight
+from actcalc.layers.core.ops import matmul
 from actcalc.layers.megatron.linear import linear
 from actcalc.layers.megatron.mlp import GROUP, Style, activate, feed_forward
 from actcalc.specs import Moe
@@ -100,7 +101,7 @@ def _grouped(ctx: Context) -> bool:
 def moe(g: GraphBuilder, ctx: Context, source: str) -> str:
     """Append the mixture of experts of ``source``; return its output, before dropout."""
     spec = _moe(ctx)
-    megatron = ctx.kernel("router") == "megatron"
+    megatron = ctx.kernel("router") == "complete"
     if megatron:
         refuse_unsupported(ctx)
     shared = _shared_experts(g, ctx, source) if spec.shared_ffn else ""
@@ -261,7 +262,7 @@ def _latent_experts(g: GraphBuilder, ctx: Context, source: str, chosen: str, pro
 def _routed_experts(g: GraphBuilder, ctx: Context, source: str, chosen: str, probs: str) -> str:
     """Append dispatch, the experts' two projections and the combination."""
     spec = _moe(ctx)
-    megatron = ctx.kernel("router") == "megatron"
+    megatron = ctx.kernel("router") == "complete"
     tokens = expert_tokens(ctx)
     outer = _width(ctx)
     arrived = g.tensor("expert_input", (tokens, outer), ctx.act)
@@ -416,11 +417,10 @@ def _shared_experts(g: GraphBuilder, ctx: Context, source: str) -> str:
     gate = g.tensor("shared_gate", (*rows, Expr.of(1)), ctx.act)
     gated = g.tensor("shared_gated", (*rows, ctx.h), ctx.act)
     # The linear keeps its input, sigmoid its output, the product both factors.
-    g.op(
-        "shared_gate", "linear", GROUP, [source], [gate],
-        saves=[source, gate], flops=ctx.s_region * ctx.b * ctx.h * 2,
-        weights=[Weight("shared_gate.weight", (ONE, ctx.h))], modules=modules,
+    matmul(
+        g, "shared_gate", GROUP, source, [gate], rows=ctx.s_region * ctx.b, inside=ctx.h,
+        outside=ONE, saves=[source, gate], modules=modules,
     )  # fmt: skip
-    kept = [out, gate] if ctx.kernel("router") == "megatron" else [out]
+    kept = [out, gate] if ctx.kernel("router") == "complete" else [out]
     g.op("gate_shared", "multiply", GROUP, [out, gate], [gated], saves=kept, modules=modules)
     return gated

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import Collective, Comm, Graph, GraphBuilder
+from actcalc.layers.core.norm import norm
 from actcalc.layers.core.scoped import Scoped
 from actcalc.layers.megatron.ends import embed, predict
 from actcalc.layers.megatron.layer import layer_body
 from actcalc.layers.megatron.linear import linear
-from actcalc.layers.megatron.norm import norm
 from actcalc.specs import LayerKind
 
 
@@ -27,8 +27,8 @@ def mtp_graph(ctx: Context, kind: LayerKind) -> Graph:
     stream = g.shared("hidden", (ctx.s_region, ctx.b, ctx.h), ctx.residual)
     # The shifted ids come from the data, not from this graph.
     embedded = embed(g, ctx, source=stream)
-    first = norm(g, ctx, "enorm", embedded, "enorm_out", modules=())
-    second = norm(g, ctx, "hnorm", stream, "hnorm_out", modules=())
+    first = norm(g, ctx, "enorm", embedded, modules=())
+    second = norm(g, ctx, "hnorm", stream, modules=())
     both = g.tensor("concatenated", (ctx.s_region, ctx.b, ctx.h * 2), ctx.act)
     g.op("concatenate", "copy", "norm", [first, second], [both])
     part = g.tensor("projected_part", (ctx.s, ctx.b, ctx.h / ctx.t), ctx.act)
@@ -41,7 +41,7 @@ def mtp_graph(ctx: Context, kind: LayerKind) -> Graph:
     comm = [Comm(Collective.ALL_GATHER, "tp", full)] if ctx.tp else []
     g.op("gather_projected", "gather", "head", [part], ["input"], comm=comm)
     output = _inside(g, ctx, kind)
-    normed = norm(g, ctx, "mtp_norm", output, "mtp_norm_out", group="head", modules=())
+    normed = norm(g, ctx, "mtp_norm", output, group="head", modules=())
     graph = g.build("hidden", predict(g, ctx, normed))
     return _sharing(graph) if ctx.model.mtp_shared else graph
 

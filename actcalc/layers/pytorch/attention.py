@@ -7,10 +7,10 @@ from dataclasses import replace
 from actcalc.layers.core.algebra import ONE, symbol
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import DType, GraphBuilder
+from actcalc.layers.core.norm import norm
 from actcalc.layers.pytorch.core import Core, attend
 from actcalc.layers.pytorch.heads import GROUP, MODULE, Heads
 from actcalc.layers.pytorch.linear import linear
-from actcalc.layers.pytorch.norm import norm
 from actcalc.layers.pytorch.rotary import rotate
 from actcalc.specs import LayerKind
 

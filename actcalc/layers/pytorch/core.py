@@ -9,7 +9,7 @@ from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import ONE, Expr
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import DType, GraphBuilder, Weight
-from actcalc.layers.megatron.linear import dropout
+from actcalc.layers.core.ops import dropout, softcap
 from actcalc.layers.pytorch.heads import (
     CORE,
     GROUP,
@@ -101,7 +101,7 @@ def attend(g: GraphBuilder, ctx: Context, x: Core) -> str:
     asked = ctx.workload.attention
     if ctx.kernel(f"core_{asked}") == "none":
         raise SpecError(
-            f"framework {ctx.framework.name} has no {asked} attention for {ctx.model.family} "
+            f"framework {ctx.framework} has no {asked} attention for {ctx.model.family} "
             f"models ({ctx.model.name})",
             "use --attention " + ("eager" if asked == "sdpa" else "sdpa"),
         )
@@ -153,14 +153,12 @@ def eager(g: GraphBuilder, ctx: Context, x: Core) -> str:
     pair = list(dict.fromkeys([q.storage, k.storage]))
     g.op("qk", "core", GROUP, pair, [scores], saves=pair, flops=_qk_flops(ctx, x), modules=CORE)
     if ctx.model.attention_softcap:
-        capped = g.tensor("scores_capped", shape, g.dtype(scores))
-        g.op("softcap", "activation", GROUP, [scores], [capped], saves=[capped], modules=CORE)
-        scores = capped
+        scores = softcap(g, "softcap", GROUP, scores, "scores_capped", CORE)
     if ctx.model.attention_sinks:
         if ctx.kernel("attention_sinks") != "joint":
             raise SpecError(
                 f"the attention sinks of {ctx.model.family} models are not modelled as "
-                f"{ctx.framework.name} computes them",
+                f"{ctx.framework} computes them",
                 "use --framework paper for an estimate",
             )
         probs = _sink_softmax(g, ctx, x, scores)
@@ -255,7 +253,7 @@ def _sdpa(g: GraphBuilder, ctx: Context, x: Core) -> str:
     masked = needs_mask(ctx, x)
     if masked and ctx.kernel("sdpa_mask") == "none":
         raise SpecError(
-            f"framework {ctx.framework.name} passes no mask to scaled_dot_product_attention, "
+            f"framework {ctx.framework} passes no mask to scaled_dot_product_attention, "
             f"which {ctx.model.name} needs here (padding, or a window shorter than the sequence)",
             "use --framework transformers",
         )

@@ -8,12 +8,10 @@ from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import ONE, Expr, symbol
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import DType, Graph, GraphBuilder, Weight
-from actcalc.layers.megatron.linear import dropout
+from actcalc.layers.core.norm import norm
+from actcalc.layers.core.ops import EMBEDDING_SCOPE, dropout, softcap
 from actcalc.layers.pytorch.linear import linear
 from actcalc.layers.pytorch.mlp import activate
-from actcalc.layers.pytorch.norm import norm
-
-EMBEDDING_SCOPE = "embedding"
 
 
 def embedding_graph(ctx: Context) -> Graph:
@@ -81,7 +79,7 @@ def _position_rows(ctx: Context) -> Expr | None:
     kernel = ctx.kernel("position_ids")
     if kernel == "unsupported":
         raise SpecError(
-            f"framework {ctx.framework.name} has no learned positions ({ctx.model.name})",
+            f"framework {ctx.framework} has no learned positions ({ctx.model.name})",
             "use --framework transformers",
         )
     return {"buffer": None, "one": ONE, "batch": ctx.b}[kernel]
@@ -192,9 +190,7 @@ def _predict(g: GraphBuilder, ctx: Context, stream: str) -> str:
     )  # fmt: skip
     shape = (ctx.b, ctx.s, vocab)
     if model.logit_softcap:
-        capped = g.tensor("logits_capped", shape, ctx.act)
-        g.op("logit_softcap", "activation", "head", [logits], [capped], saves=[capped])
-        logits = capped
+        logits = softcap(g, "logit_softcap", "head", logits, "logits_capped")
     shifted, upcast = rule == "shifted", rule in ("shifted", "upcast")
     return _loss(g, ctx, logits, shape, shifted=shifted, upcast=upcast)
 

@@ -6,14 +6,13 @@ from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import ONE
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import DType, Graph, GraphBuilder
+from actcalc.layers.core.norm import norm
+from actcalc.layers.core.ops import dropout, residual_add
 from actcalc.layers.core.scoped import Scoped
-from actcalc.layers.megatron.linear import dropout
 from actcalc.layers.pytorch.attention import attention
-from actcalc.layers.pytorch.linear import promoted
 from actcalc.layers.pytorch.mla import mla_attention
 from actcalc.layers.pytorch.mlp import feed_forward
 from actcalc.layers.pytorch.moe import moe
-from actcalc.layers.pytorch.norm import norm
 from actcalc.layers.pytorch.relative import relative_attention
 from actcalc.specs import LayerKind
 
@@ -28,13 +27,13 @@ def layer_graph(ctx: Context, kind: LayerKind) -> Graph:
 def _body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
     if ctx.model.pattern:
         raise SpecError(
-            f"framework {ctx.framework.name} does not model hybrids of state-space layers "
+            f"framework {ctx.framework} does not model hybrids of state-space layers "
             f"({ctx.model.name})",
             "use --framework megatron",
         )
     if ctx.workload.decoder_seq:
         raise SpecError(
-            f"framework {ctx.framework.name} models a decoder as long as its encoder, "
+            f"framework {ctx.framework} models a decoder as long as its encoder, "
             f"not decoder_seq {ctx.workload.decoder_seq}",
             "use --framework megatron, or drop decoder_seq",
         )
@@ -106,7 +105,4 @@ def _add(g: GraphBuilder, ctx: Context, what: str, branch: str, stream: str, out
     spared = what == "attention" and ctx.kernel("attention_output_dropout") == "none"
     if ctx.hidden_dropout and not spared:
         branch = dropout(g, f"{what}_dropout", what, branch)
-    dtype = promoted(g.dtype(branch), g.dtype(stream))
-    made = g.tensor(out, g.shape(stream), dtype)
-    g.op(f"{what}_add", "add", what, [branch, stream], [made])
-    return made
+    return residual_add(g, f"{what}_add", what, branch, stream, out)

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from actcalc.layers.core.algebra import Expr, Operand, product
 from actcalc.layers.core.context import Context
-from actcalc.layers.core.graph import DType, GraphBuilder, Weight
+from actcalc.layers.core.graph import GraphBuilder
+from actcalc.layers.core.ops import matmul
 
 
 def linear(
@@ -30,7 +31,6 @@ def linear(
     than what is read. Under autocast the fp32 weight, and an fp32 input, are copied to half
     precision for it: the copies are what is saved (torch/csrc autocast: ``linear`` and ``addmm``
     run in the lower precision; weights are cast once in a forward pass, inputs each time).
-    FLOPs are 2 · rows · inside · outside.
     """
     leading = tuple(Expr.of(dim) for dim in (g.shape(source)[:-1] if rows is None else rows))
     width_in, width_out = Expr.of(inside), Expr.of(outside)
@@ -47,17 +47,8 @@ def linear(
         weight = g.tensor(f"{name}_weight", (width_out, width_in), ctx.act)
         outputs.append(weight)
         saves.append(weight)
-    weights = [Weight(f"{name}.weight", (width_out, width_in), scope=scope)]
-    if bias:
-        weights.append(Weight(f"{name}.bias", (width_out,), scope=scope and f"{scope}.bias"))
-    g.op(
-        name, "linear", group, [source], outputs,
-        saves=saves, flops=product(leading) * width_in * width_out * 2, weights=weights,
-        modules=modules,
+    matmul(
+        g, name, group, source, outputs, rows=product(leading), inside=width_in, outside=width_out,
+        bias=bias, saves=saves, scope=scope, modules=modules,
     )  # fmt: skip
     return made
-
-
-def promoted(*dtypes: DType) -> DType:
-    """The element type of an operation on floating-point tensors of these types."""
-    return DType.FP32 if DType.FP32 in dtypes else dtypes[0]

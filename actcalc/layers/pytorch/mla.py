@@ -8,10 +8,11 @@ from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import Expr, symbol
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import GraphBuilder
+from actcalc.layers.core.norm import norm
+from actcalc.layers.core.ops import promoted
 from actcalc.layers.pytorch.core import Core, attend
 from actcalc.layers.pytorch.heads import GROUP, MODULE, Heads
-from actcalc.layers.pytorch.linear import linear, promoted
-from actcalc.layers.pytorch.norm import norm
+from actcalc.layers.pytorch.linear import linear
 from actcalc.layers.pytorch.rotary import rotation, tables
 from actcalc.specs import LayerKind
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from actcalc.layers.core.algebra import ONE, Expr, symbol
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import DType, GraphBuilder
+from actcalc.layers.core.ops import promoted
 from actcalc.layers.pytorch.heads import GROUP, MODULE, Heads, Order
-from actcalc.layers.pytorch.linear import promoted
 from actcalc.specs import LayerKind
 
 

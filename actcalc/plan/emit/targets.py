@@ -257,6 +257,6 @@ def _torch_notes(planner: RunPlanner) -> tuple[str, ...]:
     if planner.run.framework.op_by_op:
         return ()
     return (
-        f"Products are counted in the order of the {planner.run.framework.name} profile;",
+        f"Products are counted in the order of the {planner.run.framework} profile;",
         "kernels outside ATen (Transformer Engine) are not seen by this policy.",
     )

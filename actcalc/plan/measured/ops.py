@@ -142,17 +142,10 @@ def plan_layer_of(ops: MeasuredOps, *, input_stored: bool = False) -> PlanLayer:
             continue
         made = [i for i in group.makes if i in needed]
         if group.arrives and input_stored:
-            if group.members:
-                raise SpecError(
-                    f"the measured layer {ops.layer.name!r} changes its input in place: layers "
-                    "cannot be re-run from it",
-                    hint="use --method optimal",
-                )
+            _refuse_changed_input(ops, group)
             continue
-        for i in made:
-            tensors[names[i]] = sizes[i]
-            if i in saved:
-                stored_saved.add(names[i])
+        tensors |= {names[i]: sizes[i] for i in made}
+        stored_saved |= {names[i] for i in made if i in saved}
         label = " + ".join(ops.names[m] for m in group.members) or f"{ARRIVAL} {names[made[0]]}"
         reads = dict.fromkeys(
             _INPUT if input_stored and i in ops.arriving else names[i] for i in group.reads
@@ -180,6 +173,16 @@ def plan_layer_of(ops: MeasuredOps, *, input_stored: bool = False) -> PlanLayer:
         name=ops.layer.name,
         grain=ops.rates.scale,
     )
+
+
+def _refuse_changed_input(ops: MeasuredOps, group: _Group) -> None:
+    """Raise ``SpecError`` where ops of the layer change what arrives."""
+    if group.members:
+        raise SpecError(
+            f"the measured layer {ops.layer.name!r} changes its input in place: layers cannot be "
+            "re-run from it",
+            hint="use --method optimal",
+        )
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Normalisations of transformers' modelling code: what autograd keeps of each."""
+"""Normalisations: what each implementation keeps for backward. Every builder reads this table."""
 
 from __future__ import annotations
 
@@ -51,8 +51,13 @@ class _Norm:
 NormKernel = Callable[[_Norm], None]
 
 
-def _native(n: _Norm) -> None:
-    """ATen native_layer_norm: the input, mean and rstd; autocast runs it in fp32."""
+def _input_only(n: _Norm) -> None:
+    """The input; statistics of each token are neglected (Korthikanti et al. 2022 §4.1)."""
+    n.saves.append(n.source)
+
+
+def _fused_layernorm(n: _Norm) -> None:
+    """ATen native_layer_norm, apex, TE: the input, fp32 mean and rstd; autocast runs it in fp32."""
     if n.ctx.autocast:
         n.keep_source_fp32()
     else:
@@ -86,8 +91,8 @@ def _native_plus_one(n: _Norm) -> None:
     n.out = n.ctx.act
 
 
-def _rms_fused(n: _Norm) -> None:
-    """ATen _fused_rms_norm (torch.nn.RMSNorm on CUDA): the input and one fp32 rstd per row."""
+def _fused_rmsnorm(n: _Norm) -> None:
+    """ATen _fused_rms_norm (torch.nn.RMSNorm on CUDA), TE: the input and one fp32 rstd per row."""
     n.saves.append(n.source)
     n.keep_statistic()
 
@@ -160,11 +165,12 @@ def _centred(n: _Norm) -> None:
 
 
 NORM_KERNELS: dict[str, NormKernel] = {
-    "native": _native,
+    "input_only": _input_only,
+    "fused_layernorm": _fused_layernorm,
+    "fused_rmsnorm": _fused_rmsnorm,
     "native_fp32": _native_fp32,
     "native_plus_one": _native_plus_one,
     "rms": _rms,
-    "rms_fused": _rms_fused,
     "rms_late_cast": _rms_late_cast,
     "rms_fp32_weight": _rms_fp32_weight,
     "rms_gemma": _rms_gemma,
