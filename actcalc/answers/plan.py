@@ -256,8 +256,8 @@ def plan_run(
     plans = planner.plan(budget)
     feasible = all(plan.feasible for plan in plans)
     costs = planner.costs
-    cost = sum(plan.cost or 0 for plan in plans) if feasible else None
-    bound = sum(plan.lower_bound or 0 for plan in plans) if feasible else None
+    cost = planner.total(plan.cost for plan in plans) if feasible else None
+    bound = planner.total(plan.lower_bound for plan in plans) if feasible else None
     rivals = _rivals(planner, budget, cost) if feasible else ()
     return RunPlan(
         model=run.model.model_dump(),
@@ -409,7 +409,7 @@ def _without_offload(planner: RunPlanner, budget: int) -> tuple[Fit, ...]:
     plans = RunPlanner(planner.run, replace(planner.settings, offload=False)).plan(budget)
     if not all(plan.feasible for plan in plans):
         return (Fit((NO_OFFLOAD,), None, None),)
-    cost = sum(plan.cost or 0 for plan in plans)
+    cost = planner.total(plan.cost for plan in plans)
     return (Fit((NO_OFFLOAD,), cost, max(plan.peak_bytes or 0 for plan in plans)),)
 
 

@@ -139,7 +139,7 @@ class Rivals:
         high = max(each.peak for each in every)
         if high > budget:
             return Fit((name,), None, None)
-        return Fit((name,), sum(each.cost for each in every), high)
+        return Fit((name,), self.planner.total(each.cost for each in every), high)
 
     def best_pair(self, budget: int) -> Fit | None:
         """The cheapest mix of two policies that fits everywhere; None if none does."""
@@ -165,7 +165,8 @@ class Rivals:
         if np.isinf(totals[best]):
             return None
         counts = tuple(int(at[best]) for at in places)
-        costs = sum(int(cost[best, n]) for n, (cost, _) in zip(counts, found, strict=True))
+        every = zip(counts, found, strict=True)
+        costs = self.planner.total(int(cost[best, n]) for n, (cost, _) in every)
         most = max(int(high[best, n]) for n, (_, high) in zip(counts, found, strict=True))
         names = tuple(self.names[i] for i in pairs[best])
         return Fit(names, costs, most, counts)

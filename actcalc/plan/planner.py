@@ -7,7 +7,7 @@ from the layers is kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -159,6 +159,10 @@ class RunPlanner(RunStages):
             certificate,
         )
         return replace(plan, rest_bytes=max(0, laid.peak - own))
+
+    def total(self, costs: Iterable[int | None]) -> int:
+        """Cost of one micro-batch over all stages; it passes one of a chunk's copies (DualPipe)."""
+        return sum(cost or 0 for cost in costs) // self.staged.copies
 
     # --- the range of budgets --------------------------------------------------------------------
 

@@ -139,6 +139,12 @@ class StagedRun:
         found = {(chunk.start, chunk.stop): chunk for stage in self.places for chunk in stage}
         return tuple(found[key] for key in sorted(found))
 
+    @property
+    def copies(self) -> int:
+        """Stages that hold each chunk: 2 under DualPipe, one for either direction, else 1."""
+        held = sum(len(chunk) for stage in self.places for chunk in stage)
+        return held // max(1, len(self.layers))
+
     def holds(self, stage: int) -> Ends:
         """Whether a stage holds the embedding, and whether it holds the head."""
         sides = self.ends[stage]

@@ -106,7 +106,7 @@ def optimum(planner: RunPlanner, budget: int) -> int | None:
     plans = RunPlanner(planner.run, settings).plan(budget)
     if not all(plan.feasible for plan in plans):
         return None
-    return sum(plan.cost or 0 for plan in plans)
+    return planner.total(plan.cost for plan in plans)
 
 
 def _nothing(text: str, notes: tuple[str, ...] = ()) -> Expressed:
@@ -247,7 +247,7 @@ def _torch(planner: RunPlanner, budget: int) -> Expressed:
         stages.append(rows)
     fit = Fit(
         ("selective checkpoint",),
-        sum(plan.cost or 0 for plan in plans),
+        planner.total(plan.cost for plan in plans),
         max(plan.peak_bytes or 0 for plan in plans),
     )
     return Expressed(snippet(stages), "selective checkpoint, layer by layer", fit, notes)
