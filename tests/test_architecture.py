@@ -106,7 +106,7 @@ def test_files_that_the_page_names_exist():
     missing = [
         name
         for name in named
-        if not list((ROOT / "actcalc").glob(name.rstrip("/"))) and not list(ROOT.glob(name))
+        if not list((ROOT / "actcalc").rglob(name.rstrip("/"))) and not list(ROOT.glob(name))
     ]
     assert not missing
 

@@ -19,7 +19,6 @@ from actcalc.policy.checkpoints import checkpoint_optimum
 from actcalc.policy.rules import NONE, Policy
 from actcalc.policy.stage import StagePolicy
 from actcalc.run.staged import StagedRun
-from actcalc.specs.recompute import ALIASES, MODULES
 from actcalc.specs.run import Run
 
 
@@ -164,23 +163,6 @@ class Comparison(RunAnswer):
     """Choices made on the way that the reader should know."""
 
 
-DEFAULT_POLICIES = ("none", "selective", "full", "full-sharded", "ffn", "attention", "norm", "sqrt")
-
-
-def default_policies(staged: StagedRun) -> tuple[str, ...]:
-    """Policies that mean something for this model."""
-    tags = {tag for run in staged.kinds for op in run.graph.ops for tag in op.modules}
-    usual = {ALIASES.get(name, name) for name in DEFAULT_POLICIES}
-    extra = tuple(n for n, row in MODULES.items() if n not in usual and row.tag in tags)
-    sharded = staged.graph.context.tp
-    chosen = [
-        name
-        for name in DEFAULT_POLICIES
-        if (name != "full-sharded" or sharded) and (name != "ffn" or "mlp" in tags)
-    ]
-    return (*chosen[:-1], *extra, chosen[-1])
-
-
 def compare_run(
     run: Run, efficiency: Mapping[str, float] | None = None, *, beside: bool = False
 ) -> Comparison:
@@ -191,7 +173,7 @@ def compare_run(
     """
     staged = StagedRun(run)
     chunks = staged.places[0]
-    usual = default_policies(staged)
+    usual = staged.usual_policies
     policies = [staged.policy(name) for name in run.policies or usual]
     if beside:
         policies = _beside(policies, (staged.policy(name) for name in usual))

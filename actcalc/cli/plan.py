@@ -107,7 +107,7 @@ def plan(
         }
         return _plan_problem(model, data, method, given, options, output)
     from actcalc.answers.plan import RunPlan, plan_command
-    from actcalc.plan.changes import PlanStates, relieved, states_of
+    from actcalc.answers.plan_changes import PlanStates, relieved, states_of
     from actcalc.render.plan import plan_sheets
 
     if points is not None and not frontier:
@@ -123,7 +123,7 @@ def plan(
     result: RunPlan
     states: PlanStates | None = None
     if layer is not None:
-        from actcalc.plan.measured.plan import plan_layer_command
+        from actcalc.answers.measured_plan import plan_layer_command
 
         refuse_for_layer(options, trained, same_on_all_stages, offload)
         asked["memory_model"] = memory_model or "stored+working"
@@ -259,7 +259,7 @@ def _plan_problem(
     options: RunOptions,
     output: OutputOptions,
 ) -> int:
-    from actcalc.answers.plan import plan_problem
+    from actcalc.answers.plan_problem import plan_problem
     from actcalc.render.plan import problem_sheets
     from actcalc.solve import parse_problem
 

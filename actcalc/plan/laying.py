@@ -8,7 +8,6 @@ from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from actcalc.answers.compare import default_policies
 from actcalc.errors import SpecError
 from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
@@ -115,7 +114,7 @@ class RunStages:
 
         Beside a plan of whole modules only those that wrap modules the framework can wrap.
         """
-        names = [name for name in default_policies(self.staged) if name != "sqrt"]
+        names = [name for name in self.staged.usual_policies if name != "sqrt"]
         if self.run.framework.per_op_policy:
             names.insert(names.index("full"), "op")
         found = [self.staged.policy(name) for name in names]

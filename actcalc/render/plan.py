@@ -7,16 +7,11 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from actcalc.answers.plan import (
-    NO_OFFLOAD,
-    LayersFigure,
-    ProblemPlan,
-    RivalFigure,
-    RunPlan,
-    StageFigure,
-)
-from actcalc.plan.changes import PlanStates
-from actcalc.plan.measured.plan import LayerPlan
+from actcalc.answers.measured_plan import LayerPlan
+from actcalc.answers.plan import NO_OFFLOAD, RunPlan
+from actcalc.answers.plan_changes import PlanStates
+from actcalc.answers.plan_problem import ProblemPlan
+from actcalc.plan.figures import LayersFigure, RivalFigure, StageFigure
 from actcalc.render.compare import run_lines
 from actcalc.render.sheet import (
     Column,

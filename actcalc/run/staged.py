@@ -19,7 +19,11 @@ from actcalc.layers.model import LayerRun, ModelGraph, model_graph, parameters
 from actcalc.policy.rules import NONE, Policy, parse_policy
 from actcalc.policy.stage import StagePolicy
 from actcalc.run.placement import Chunks, Ends, ends, microbatches, placement, plain_work
+from actcalc.specs.recompute import ALIASES, MODULES
 from actcalc.specs.run import Run
+
+USUAL = ("none", "selective", "full", "full-sharded", "ffn", "attention", "norm", "sqrt")
+"""Policies that are compared where none is named; a model's own modules come before the last."""
 
 
 class Work(NamedTuple):
@@ -173,6 +177,20 @@ class StagedRun:
     def full(self) -> Policy:
         """Re-running whole layers, with their input kept as the framework keeps it."""
         return self.policy("full")
+
+    @cached_property
+    def usual_policies(self) -> tuple[str, ...]:
+        """Names of the policies that mean something for this model."""
+        tags = {tag for run in self.kinds for op in run.graph.ops for tag in op.modules}
+        usual = {ALIASES.get(name, name) for name in USUAL}
+        extra = tuple(n for n, row in MODULES.items() if n not in usual and row.tag in tags)
+        sharded = self.graph.context.tp
+        chosen = [
+            name
+            for name in USUAL
+            if (name != "full-sharded" or sharded) and (name != "ffn" or "mlp" in tags)
+        ]
+        return (*chosen[:-1], *extra, chosen[-1])
 
     def policy(self, name: str) -> Policy:
         """The policy called ``name`` on this run.

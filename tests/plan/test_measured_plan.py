@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from actcalc.answers.measured_plan import plan_measured
 from actcalc.errors import SpecError
 from actcalc.io.sources import read_layer
 from actcalc.plan.emit.measured import KeptOps, selective_options
 from actcalc.plan.measured.ops import MeasuredOps, measured_ops, plan_layer_of
-from actcalc.plan.measured.plan import LayerPlanner, module_option, plan_measured
+from actcalc.plan.measured.planner import LayerPlanner, module_option
 from actcalc.plan.settings import PlanSettings
 
 torch = pytest.importorskip("torch")

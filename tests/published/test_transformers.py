@@ -164,18 +164,16 @@ FLOPS = [
 def test_flops(name: str, batch: int, seq: int, forward: int, rerun: float | None) -> None:
     """PyTorch's own counter; eager, whose backward costs twice the forward."""
     graph = graph_of(CONFIGS[name], seq=seq, micro_batch=batch, attention="eager")
-    assert graph.flops().value(graph.sizes) == forward
-    backward = sum(
-        op.backward_flops.value(graph.sizes) * count
-        for part, count in graph.graphs()
-        for op in part.ops
-    )
+    ops = [(op, count) for part, count in graph.graphs() for op in part.ops]
+    assert sum(op.flops.value(graph.sizes) * count for op, count in ops) == forward
+    backward = sum(op.backward_flops.value(graph.sizes) * count for op, count in ops)
     assert backward == 2 * forward
     if rerun is not None:
         full = parse_policy("full")
         again = sum(
-            layer_outcome(graph, run.graph, full).rerun_flops.value(graph.sizes) * run.count
+            op.flops.value(graph.sizes) * run.count
             for run in graph.runs
+            for op in layer_outcome(graph, run.graph, full).rerun
         )
         assert round(again / (3 * forward), 4) == rerun
 

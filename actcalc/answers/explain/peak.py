@@ -56,7 +56,7 @@ def _cost(costs: Costs, cost: int) -> str:
 
 def _plan(staged: StagedRun) -> Body:
     run = staged.run
-    from actcalc.answers.plan import certificate_lines
+    from actcalc.plan.figures import certificate_lines
     from actcalc.plan.planner import RunPlanner
     from actcalc.plan.settings import PlanSettings
     from actcalc.solve.layers import layer_options

@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from actcalc.answers.plan import EmittedFigure
 from actcalc.plan.emit.targets import Expressed, figure_of
 from actcalc.plan.emit.torch import code
+from actcalc.plan.figures import EmittedFigure
 from actcalc.plan.measured.ops import MeasuredOps, short
-from actcalc.plan.measured.plan import LayerPlanner, module_option
+from actcalc.plan.measured.planner import LayerPlanner, module_option
 from actcalc.plan.named import Fit
 from actcalc.solve.frontier import pareto
 from actcalc.solve.options import Option, OptionSet

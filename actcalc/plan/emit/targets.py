@@ -20,7 +20,7 @@ from actcalc.plan.planner import RunPlanner
 from actcalc.specs.recompute import MODULES
 
 if TYPE_CHECKING:
-    from actcalc.answers.plan import EmittedFigure
+    from actcalc.plan.figures import EmittedFigure
 
 TARGETS = ("megatron", "torch", "torchtitan", "deepspeed", "transformers")
 
@@ -66,7 +66,7 @@ def figure_of(
 
     Its text begins with comments: ``name``, the plan in words, how far it is from the optimum.
     """
-    from actcalc.answers.plan import EmittedFigure
+    from actcalc.plan.figures import EmittedFigure
 
     cost = found.fit.cost
     value = None if cost is None else costs.value(cost)

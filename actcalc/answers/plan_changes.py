@@ -11,15 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from actcalc.answers.plan import ChangeFigure, RunPlan
+from actcalc.answers.memory import memory_run
 from actcalc.errors import SpecError
+from actcalc.plan.figures import ChangeFigure
 from actcalc.plan.planner import RunPlanner
-from actcalc.plan.settings import MemoryModel, PlanSettings, Semantics
+from actcalc.plan.settings import MemoryModel, PlanSettings, Semantics, default_model
 from actcalc.specs.check import check
 from actcalc.specs.optimizers import OPTIMIZERS
 from actcalc.specs.run import Run
+
+if TYPE_CHECKING:
+    from actcalc.answers.plan import RunPlan
 
 _RANK = 16  # of the adapters that are proposed; Hu et al. 2021 use 1 to 64
 _REPLICAS = 8  # GPUs of one node, over which states are proposed to be sharded
@@ -52,8 +56,6 @@ class PlanStates:
 
 def states_of(run: Run) -> PlanStates:
     """The states that ``run`` keeps beside its activations, on the stage that keeps most."""
-    from actcalc.answers.memory import memory_run
-
     report = memory_run(replace(run, policies=("none",)))
     most = max(
         report.stages,
@@ -136,3 +138,68 @@ def _states(run: Run) -> Iterator[tuple[str, Run]]:
         changes.append((f"--lora-rank {_RANK}", {"lora_rank": _RANK}))
     for change, fields in changes:
         yield change, replace(run, training=training.model_copy(update=fields))
+
+
+def planned_changes(planner: RunPlanner) -> tuple[ChangeFigure, ...]:
+    """What each change alone would bring the smallest memory to, smallest first."""
+    settings, run = planner.settings, planner.run
+    found: list[ChangeFigure] = []
+    least = planner.smallest
+
+    def note(change: str, changed: RunPlanner) -> None:
+        if changed.smallest < least:
+            found.append(ChangeFigure(change=change, smallest_memory_bytes=changed.smallest))
+
+    if settings.method != "optimal":
+        # What a comparison method needs is not what the exact one needs: nothing else is planned.
+        note("--method optimal", RunPlanner(run, replace(settings, method="optimal")))
+        return tuple(found)
+    if settings.semantics == "module":
+        note("--semantics minimal", RunPlanner(run, replace(settings, semantics="minimal")))
+    plain = replace(settings, method="optimal", same_on_all_stages=False)
+    if not settings.offload:
+        with suppress(SpecError):
+            moved = default_model("optimal", offload=True)
+            note("--offload", RunPlanner(run, replace(plain, offload=True, memory_model=moved)))
+    for change, changed in _changed_runs(planner):
+        try:
+            note(change, RunPlanner(changed, plain))
+        except SpecError:
+            continue
+    return tuple(sorted(found, key=lambda figure: figure.smallest_memory_bytes))
+
+
+def _changed_runs(planner: RunPlanner) -> list[tuple[str, Run]]:
+    """Runs that differ in one option, as it is written on the command line."""
+    run = planner.run
+    layout, work = run.layout, run.workload
+    splits = run.framework.model_parallel
+    grids: list[dict[str, Any]] = []
+    if layout.tp > 1 and not layout.sp:
+        grids.append({"sp": True})
+    if splits and layout.tp < 8:
+        grids.append({"tp": 2 * layout.tp, "sp": True})
+    if splits:
+        grids.append({"cp": 2 * layout.cp})
+    if not planner.settings.activations_only and layout.dp * layout.cp > 1 and layout.zero < 3:
+        grids.append({"zero": layout.zero + 1})
+    works: list[dict[str, Any]] = []
+    if work.micro_batch > 1:
+        works.append({"micro_batch": work.micro_batch // 2})
+    if work.attention == "eager":
+        works.append({"attention": "flash"})
+    found = [(grid, replace(run, layout=layout.model_copy(update=grid))) for grid in grids]
+    found += [(each, replace(run, workload=work.model_copy(update=each))) for each in works]
+    valid = []
+    for fields, changed in found:
+        try:
+            check(changed.model, changed.layout, changed.workload)
+        except SpecError:
+            continue
+        valid.append((" ".join(_flag(key, value) for key, value in fields.items()), changed))
+    return valid
+
+
+def _flag(key: str, value: Any) -> str:
+    name = "--" + key.replace("_", "-")
+    return name if value is True else f"{name} {value}"
