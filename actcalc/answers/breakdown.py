@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from actcalc.answers.compare import idle_settings
+from actcalc.answers.compare import idle_settings, stored_per_layer
 from actcalc.answers.header import RunAnswer, header, run_notes
 from actcalc.policy.leaves import Leaf, leaves
 from actcalc.policy.outcome import layer_outcome
@@ -51,7 +51,8 @@ class Breakdown(RunAnswer):
     ends: tuple[Leaf, ...]
     """What embedding and output head keep."""
     stored_bytes_per_layer: int
-    """Sum over the most frequent kind of layer: compare's figure."""
+    """Of the most frequent kind of layer, compare's figure: the sum of its tensors, or the mean
+    over the stage where the policy does not treat its layers alike."""
     formula: str
     """The same as a formula."""
     notes: tuple[str, ...]
@@ -84,6 +85,8 @@ def breakdown_run(run: Run) -> Breakdown:
         for leaf in leaves(graph, end.name, layer_outcome(graph, end, NONE))
     ]
     total = next(total for total in totals if total.layer == staged.main.label)
+    stored = stored_per_layer(staged, policy)
+    uneven = "" if stored == total.bytes else _uneven(policy.name, stored, total)
     return Breakdown(
         **header(staged),
         training=run.training.model_dump(),
@@ -92,7 +95,20 @@ def breakdown_run(run: Run) -> Breakdown:
         tensors=tuple(tensors),
         shared=tuple({leaf.tensor: leaf for leaf in shared}.values()),
         ends=tuple(ends),
-        stored_bytes_per_layer=total.bytes,
+        stored_bytes_per_layer=stored,
         formula=total.formula,
-        notes=(*run_notes(staged), *idle_settings(run, one_layer=True)),
+        notes=tuple(
+            note
+            for note in (*run_notes(staged), uneven, *idle_settings(run, one_layer=True))
+            if note
+        ),
+    )
+
+
+def _uneven(policy: str, stored: int, total: LayerTotal) -> str:
+    """What to say where the policy does not treat a stage's layers alike."""
+    return (
+        f"Policy {policy} does not treat all layers alike: listed is a {total.layer} layer that it "
+        f"re-runs (or the first of a segment), {total.bytes:,} B; the mean over the stage's layers "
+        f"is {stored:,} B."
     )

@@ -255,7 +255,7 @@ def _figure(staged: StagedRun, policy: Policy, stored_none: int) -> PolicyFigure
     return PolicyFigure(
         policy=policy.name,
         formula=main.formula + (" per segment" if policy.segmented else ""),
-        stored_bytes_per_layer=_per_layer(staged, policy),
+        stored_bytes_per_layer=stored_per_layer(staged, policy),
         stored_bytes=stored,
         saved_ratio=1 - stored / stored_none if stored_none else 0.0,
         transient_bytes=transient,
@@ -270,7 +270,7 @@ def _figure(staged: StagedRun, policy: Policy, stored_none: int) -> PolicyFigure
     )
 
 
-def _per_layer(staged: StagedRun, policy: Policy) -> int:
+def stored_per_layer(staged: StagedRun, policy: Policy) -> int:
     """What one layer stores; the mean over the stage where its layers are not treated alike."""
     stage, chunks = staged.under(policy), staged.places[0]
     if not (policy.segmented or policy.block is not None or policy.every > 1):

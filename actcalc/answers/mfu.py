@@ -174,11 +174,7 @@ def utilisation(
     that do not divide into whole replicas of tp·pp·cp.
     """
     _check_given(run, step_seconds, mfu, tokens, gpus, price_per_gpu_hour)
-    if counting == "causal" and not run.model.causal:
-        raise SpecError(
-            f"{run.model.name} attends in both directions: no score is masked",
-            "drop --flops causal",
-        )
+    _check_counting(run, counting)
     staged, count = StagedRun(run), _devices(run, gpus)
     policy, batch = staged.only_policy, staged.global_batch
     prediction = _predict(staged, policy, count, efficiency)
@@ -250,6 +246,14 @@ def _check_given(
         raise SpecError(f"--mfu {mfu:g} is above 1", "a share, e.g. --mfu 0.4")
     if price_per_gpu_hour is not None and tokens is None:
         raise SpecError("--price-per-gpu-hour prices a training run", "add --tokens")
+
+
+def _check_counting(run: Run, counting: Counting) -> None:
+    if counting == "causal" and not run.model.causal:
+        raise SpecError(
+            f"{run.model.name} attends in both directions: no score is masked",
+            "drop --flops causal",
+        )
 
 
 def _device(run: Run) -> Device:

@@ -402,23 +402,14 @@ class OutputOptions:
 def with_options(*bundles: type[Any]) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Give a command the options of each bundle; it receives one object per bundle.
 
-    The command takes its own parameters, then one keyword ``run_options`` or ``output`` per
-    bundle; Typer sees all fields as separate options.
+    The command's parameter annotated with a bundle receives it; Typer sees all fields as separate
+    options.
     """
-    keywords = {
-        RunOptions: "options",
-        OutputOptions: "output",
-        MemoryOptions: "memory",
-        PlanTrainingOptions: "trained",
-        TimeOptions: "timing",
-    }
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
-        own = [
-            parameter
-            for parameter in inspect.signature(command, eval_str=True).parameters.values()
-            if parameter.name not in {keywords[bundle] for bundle in bundles}
-        ]
+        every = inspect.signature(command, eval_str=True).parameters.values()
+        keywords = {each.annotation: each.name for each in every if each.annotation in bundles}
+        own = [each for each in every if each.annotation not in bundles]
         names = {bundle: [field.name for field in fields(bundle)] for bundle in bundles}
 
         def wrapper(**values: Any) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +20,11 @@ from actcalc.cli.output import check_units, chosen_format, emit, write_whole
 from actcalc.errors import SpecError
 from actcalc.io.sources import measured_layer
 
+if TYPE_CHECKING:
+    from actcalc.answers.plan import RunPlan
+    from actcalc.answers.plan_changes import PlanStates
+    from actcalc.measure.layer import MeasuredLayer
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 MODELS = ("stored", "stored+working", "timeline")
@@ -28,8 +34,85 @@ _PROBLEM_MARKS = {"layer_types", "stack", "budget_bytes", "peak_model"}
 """Keys of a planning problem, of which any one tells it from a model's description."""
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class PlanOptions:
+    """How a plan is made, and what is printed of it."""
+
+    memory: Annotated[
+        str | None,
+        typer.Option("--memory", help="Budget of one GPU: 70GiB, 6GB (default: the device's)."),
+    ] = None
+    memory_model: Annotated[
+        str | None,
+        typer.Option("--memory-model", help="timeline (default: exact), stored or stored+working."),
+    ] = None
+    activations_only: Annotated[
+        bool,
+        typer.Option("--activations-only", help="The budget is for the layers' activations alone."),
+    ] = False
+    semantics: Annotated[
+        str | None,
+        typer.Option("--semantics", help="minimal (op by op, default) or module (whole modules)."),
+    ] = None
+    method: Annotated[str, typer.Option("--method", help="optimal, sqrt or greedy.")] = "optimal"
+    frontier: Annotated[
+        bool, typer.Option("--frontier", help="Memory against cost, over the whole range.")
+    ] = False
+    points: Annotated[
+        int | None, typer.Option("--points", help="Points of the frontier (default 20).")
+    ] = None
+    same_on_all_stages: Annotated[
+        bool, typer.Option("--same-on-all-stages", help="One plan for all pipeline stages.")
+    ] = False
+    offload: Annotated[
+        bool,
+        typer.Option(
+            "--offload",
+            help="Kept tensors may also go to host memory (needs --device); for weights and "
+            "optimizer states see --offload-states.",
+        ),
+    ] = False
+    emit: Annotated[
+        str | None,
+        typer.Option(
+            "--emit", help="Ready to paste: megatron, torch, torchtitan, deepspeed, transformers."
+        ),
+    ] = None
+
+    def given(self) -> list[str]:
+        """Flags that were given, but --method."""
+        return [
+            f"--{field.name.replace('_', '-')}"
+            for field in fields(self)
+            if field.name != "method" and getattr(self, field.name) not in (None, False)
+        ]
+
+    def check(self) -> None:
+        """Refuse values that are not known."""
+        for flag, value, known in (
+            ("--memory-model", self.memory_model, MODELS),
+            ("--semantics", self.semantics, SEMANTICS),
+            ("--method", self.method, METHODS),
+        ):
+            if value is not None and value not in known:
+                raise SpecError(f"{flag} {value!r} is not known", "use one of " + ", ".join(known))
+
+    def asked(self) -> dict[str, Any]:
+        """What every plan is asked for; ``SpecError`` for points of no frontier."""
+        if self.points is not None and not self.frontier:
+            raise SpecError(f"--points {self.points} without --frontier", "add --frontier")
+        points = 20 if self.points is None else self.points
+        return {
+            "memory_model": self.memory_model,
+            "semantics": self.semantics or "minimal",
+            "method": self.method,
+            "points": points if self.frontier else 0,
+            "emit": self.emit,
+        }
+
+
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
-@with_options(RunOptions, PlanTrainingOptions, OutputOptions)
+@with_options(RunOptions, PlanTrainingOptions, PlanOptions, OutputOptions)
 def plan(
     model: Annotated[
         str,
@@ -40,114 +123,71 @@ def plan(
     ],
     options: RunOptions,
     trained: PlanTrainingOptions,
+    how: PlanOptions,
     output: OutputOptions,
-    memory: Annotated[
-        str | None,
-        typer.Option("--memory", help="Budget of one GPU: 70GiB, 6GB (default: the device's)."),
-    ] = None,
-    memory_model: Annotated[
-        str | None,
-        typer.Option("--memory-model", help="timeline (default: exact), stored or stored+working."),
-    ] = None,
-    activations_only: Annotated[
-        bool,
-        typer.Option("--activations-only", help="The budget is for the layers' activations alone."),
-    ] = False,
-    semantics: Annotated[
-        str | None,
-        typer.Option("--semantics", help="minimal (op by op, default) or module (whole modules)."),
-    ] = None,
-    method: Annotated[str, typer.Option("--method", help="optimal, sqrt or greedy.")] = "optimal",
-    frontier: Annotated[
-        bool, typer.Option("--frontier", help="Memory against cost, over the whole range.")
-    ] = False,
-    points: Annotated[
-        int | None, typer.Option("--points", help="Points of the frontier (default 20).")
-    ] = None,
-    same_on_all_stages: Annotated[
-        bool, typer.Option("--same-on-all-stages", help="One plan for all pipeline stages.")
-    ] = False,
-    offload: Annotated[
-        bool,
-        typer.Option(
-            "--offload",
-            help="Kept tensors may also go to host memory (needs --device); for weights and "
-            "optimizer states see --offload-states.",
-        ),
-    ] = False,
-    emit_for: Annotated[
-        str | None,
-        typer.Option(
-            "--emit", help="Ready to paste: megatron, torch, torchtitan, deepspeed, transformers."
-        ),
-    ] = None,
 ) -> int:
     """The cheapest recompute plan that fits a memory budget, with a proof that none is cheaper.
 
     Chooses for every layer which ops to re-run and which tensors to keep, per pipeline stage.
     """
     check_units(output.units)
-    pasted = _pasted(emit_for, frontier, output)
-    one_of("--memory-model", memory_model, MODELS)
-    one_of("--semantics", semantics, SEMANTICS)
-    one_of("--method", method, METHODS)
+    pasted = _pasted(how.emit, how.frontier, output)
+    how.check()
     data = _problem(model)
     if data is not None:
-        given = {
-            "--memory": memory,
-            "--memory-model": memory_model,
-            "--activations-only": activations_only,
-            "--semantics": semantics,
-            "--frontier": frontier,
-            "--points": points,
-            "--same-on-all-stages": same_on_all_stages,
-            "--offload": offload,
-            "--emit": emit_for,
-            **dict.fromkeys(trained.given(), True),
-        }
-        return _plan_problem(model, data, method, given, options, output)
-    from actcalc.answers.plan import RunPlan, plan_command
-    from actcalc.answers.plan_changes import PlanStates, relieved, states_of
-    from actcalc.render.plan import plan_sheets
-
-    if points is not None and not frontier:
-        raise SpecError(f"--points {points} without --frontier", "add --frontier")
-    asked: dict[str, Any] = {
-        "memory_model": memory_model,
-        "semantics": semantics or "minimal",
-        "method": method,
-        "points": (20 if points is None else points) if frontier else 0,
-        "emit": emit_for,
-    }
+        given = [*how.given(), *trained.given()]
+        return _plan_problem(model, data, how.method, given, options, output)
     layer = measured_layer(model)
-    result: RunPlan
     states: PlanStates | None = None
     if layer is not None:
-        from actcalc.answers.measured_plan import plan_layer_command
-
-        refuse_for_layer(options, trained, same_on_all_stages, offload)
-        asked["memory_model"] = memory_model or "stored+working"
-        result = plan_layer_command(layer, memory, layers=options.layers, **asked)
+        result = _plan_layer(layer, options, trained, how)
     else:
-        if activations_only:
-            refuse_idle_training(trained)
-        runs = options.runs(model, trained.training())
-        result = plan_command(
-            runs,
-            memory,
-            activations_only=activations_only,
-            same_on_all_stages=same_on_all_stages,
-            offload=offload,
-            **asked,
-        )
-        result = relieved(runs[0], result)
-        if not activations_only and not pasted:
-            states = states_of(runs[0])
+        result, states = _plan_run(model, options, trained, how, pasted=pasted)
     if result.emitted is not None and pasted:
         _paste(result.emitted.text, output)
         return 0 if result.emitted.feasible else 1
+    from actcalc.render.plan import plan_sheets
+
     emit(lambda: plan_sheets(result, output.units, states), result.document, output)
     return 0 if result.feasible else 1
+
+
+def _plan_layer(
+    layer: MeasuredLayer, options: RunOptions, trained: PlanTrainingOptions, how: PlanOptions
+) -> RunPlan:
+    from actcalc.answers.measured_plan import plan_layer_command
+
+    refuse_for_layer(options, trained, how.same_on_all_stages, how.offload)
+    asked = {**how.asked(), "memory_model": how.memory_model or "stored+working"}
+    return plan_layer_command(layer, how.memory, layers=options.layers, **asked)
+
+
+def _plan_run(
+    model: str,
+    options: RunOptions,
+    trained: PlanTrainingOptions,
+    how: PlanOptions,
+    *,
+    pasted: bool,
+) -> tuple[RunPlan, PlanStates | None]:
+    """The plan of a run and, where it is printed of a whole GPU, the states beside it."""
+    from actcalc.answers.plan import plan_command
+    from actcalc.answers.plan_changes import relieved, states_of
+
+    asked = how.asked()
+    if how.activations_only:
+        refuse_idle_training(trained)
+    runs = options.runs(model, trained.training())
+    result = plan_command(
+        runs,
+        how.memory,
+        activations_only=how.activations_only,
+        same_on_all_stages=how.same_on_all_stages,
+        offload=how.offload,
+        **asked,
+    )
+    whole = not how.activations_only and not pasted
+    return relieved(runs[0], result), states_of(runs[0]) if whole else None
 
 
 def _pasted(target: str | None, frontier: bool, output: OutputOptions) -> bool:
@@ -225,12 +265,6 @@ def _paste(text: str, output: OutputOptions) -> None:
         write_whole(Path(output.output), text)
 
 
-def one_of(name: str, value: str | None, known: tuple[str, ...]) -> None:
-    """Refuse a value that is not among ``known``."""
-    if value is not None and value not in known:
-        raise SpecError(f"{name} {value!r} is not known", "use one of " + ", ".join(known))
-
-
 def _problem(model: str) -> Mapping[str, Any] | None:
     """The planning problem in the file ``model``, or None if it is something else."""
     path = Path(model)
@@ -255,7 +289,7 @@ def _plan_problem(
     model: str,
     data: Mapping[str, Any],
     method: str,
-    given: Mapping[str, Any],
+    given: Sequence[str],
     options: RunOptions,
     output: OutputOptions,
 ) -> int:
@@ -263,7 +297,7 @@ def _plan_problem(
     from actcalc.render.plan import problem_sheets
     from actcalc.solve import parse_problem
 
-    idle = [name for name, value in given.items() if value]
+    idle = [*given]
     idle += [f"--{name}" for name, value in vars(options).items() if value is not None]
     if idle:
         raise SpecError(

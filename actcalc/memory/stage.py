@@ -8,14 +8,8 @@ from dataclasses import dataclass, replace
 
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.buffers import Buffer, buffers
-from actcalc.memory.parts import (
-    Moments,
-    Part,
-    Peak,
-    Timeline,
-    chunk_moments,
-    first_gradients,
-)
+from actcalc.memory.parts import Part, Timeline
+from actcalc.memory.peaks import Moments, Peak, chunk_moments, first_gradients
 from actcalc.memory.states import (
     NO_PARAMETERS,
     Parameters,

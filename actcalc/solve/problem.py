@@ -277,17 +277,8 @@ def _parse_op(value: object, where: str) -> PlanOp:
     )
 
 
-def _check_layer(layer: PlanLayer) -> None:
-    where = f"layer type {layer.name!r}"
-    for tensor, size in layer.tensors.items():
-        check_int(size, f"size of tensor {tensor!r} of {where}")
-    if sum(layer.tensors.values()) >= LIMIT:
-        raise SpecError(f"tensors of {where} add up to 2**60 bytes or more", hint="check the sizes")
-    if layer.input not in layer.tensors:
-        raise SpecError(
-            f"input {layer.input!r} of {where} is not among its tensors",
-            hint=f"tensors: {_listing(layer.tensors)}",
-        )
+def _check_ops(layer: PlanLayer, where: str) -> tuple[Mapping[str, str], frozenset[str]]:
+    """Which op makes each tensor, and the names of all ops."""
     made: dict[str, str] = {}
     names: set[str] = set()
     for op in layer.ops:
@@ -314,6 +305,21 @@ def _check_layer(layer: PlanLayer) -> None:
                     hint="each tensor needs exactly one producer",
                 )
             made[tensor] = op.name
+    return made, frozenset(names)
+
+
+def _check_layer(layer: PlanLayer) -> None:
+    where = f"layer type {layer.name!r}"
+    for tensor, size in layer.tensors.items():
+        check_int(size, f"size of tensor {tensor!r} of {where}")
+    if sum(layer.tensors.values()) >= LIMIT:
+        raise SpecError(f"tensors of {where} add up to 2**60 bytes or more", hint="check the sizes")
+    if layer.input not in layer.tensors:
+        raise SpecError(
+            f"input {layer.input!r} of {where} is not among its tensors",
+            hint=f"tensors: {_listing(layer.tensors)}",
+        )
+    made, names = _check_ops(layer, where)
     orphans = [t for t in layer.tensors if t != layer.input and t not in made]
     if orphans:
         raise SpecError(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from actcalc.answers.memory import MemoryReport, memory_run
 from actcalc.io.runs import load_run
-from actcalc.memory.parts import first_gradients
+from actcalc.memory.peaks import first_gradients
 from actcalc.memory.stage import StageMemory
 from actcalc.run.placement import plain_work
 from actcalc.run.schedule import moments
