@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from actcalc.answers.explain.term import DEEPSEEK, KORTHIKANTI, NARAYANAN, QI, Body, Term
 from actcalc.errors import SpecError
 from actcalc.policy.rules import NONE
+from actcalc.run.placement import microbatches
 from actcalc.run.staged import StagedRun
 from actcalc.specs.layout import Layout
 from actcalc.specs.run import Run
@@ -18,7 +19,11 @@ from actcalc.specs.schedules import SCHEDULES
 
 
 def _pipeline(staged: StagedRun, schedule: str, vpp: int = 1) -> tuple[StagedRun, list[str]]:
-    """The run under ``schedule``, and what was assumed for it."""
+    """The run under ``schedule``, and what was assumed for it.
+
+    Without a global batch a run's own pipeline keeps its micro-batches (or what fills ``schedule``,
+    if that is more); a run without one gets four a stage.
+    """
     run, said = staged.run, []
     pp, depth = run.layout.pp, run.model.depth
     if pp == 1:
@@ -28,9 +33,13 @@ def _pipeline(staged: StagedRun, schedule: str, vpp: int = 1) -> tuple[StagedRun
         said.append(f"No --pp given: p = {pp} stages.")
     layout, work = _cut(run, pp, schedule, vpp), run.workload
     if not work.global_batch:
-        batch = 4 * pp * work.micro_batch * layout.dp
+        many, why = 4 * pp, "four a stage"
+        if run.layout.pp > 1:
+            many = max(staged.microbatches, microbatches(layout, work))
+            why = "enough to fill the pipeline"
+        batch = many * work.micro_batch * layout.dp
         work = work.model_copy(update={"global_batch": batch})
-        said.append(f"No --global-batch given: m = {4 * pp} micro-batches, four a stage.")
+        said.append(f"No --global-batch given: m = {many} micro-batches, {why}.")
     return staged.changed(layout=layout, workload=work), said
 
 
@@ -167,10 +176,12 @@ def _bubble(staged: StagedRun) -> Body:
             idle, first = _overhead(shape), _held_layers(shape)
         except SpecError:
             continue
-        form = closed.get(name, "")
+        m, form = shape.microbatches, closed.get(name, "")
         if not row.chunks:
             name = f"{name}, v = {chunks}"
-            form = f"(p-1)/(mv) = {(p - 1) / (count * chunks):.4g}"
+            form = f"(p-1)/(mv) = {(p - 1) / (m * chunks):.4g}"
+        if m != count:
+            name = f"{name}, m = {m}"
         lines.append(
             f"{name}: {idle:.4g}{f', closed form {form}' if form else ''}; stage 0 holds "
             f"{first / depth:.4g} l layers"
