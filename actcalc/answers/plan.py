@@ -482,7 +482,7 @@ def _changes(planner: RunPlanner) -> tuple[ChangeFigure, ...]:
     plain = replace(settings, method="optimal", same_on_all_stages=False)
     if not settings.offload:
         with suppress(SpecError):
-            moved = default_model("optimal", offload=True)
+            moved = default_model("optimal", offload=True, activations_only=False)
             note("--offload", RunPlanner(run, replace(plain, offload=True, memory_model=moved)))
     for change, changed in _changed_runs(planner):
         try:
@@ -654,7 +654,8 @@ def plan_command(
         raise SpecError("plan works on one framework profile at a time", "give one --framework")
     run = runs[0]
     settings = PlanSettings(
-        memory_model=memory_model or default_model(method, offload=offload),
+        memory_model=memory_model
+        or default_model(method, offload=offload, activations_only=activations_only),
         semantics=semantics,
         method=method,
         same_on_all_stages=same_on_all_stages,
