@@ -289,7 +289,8 @@ def plan_command(
         raise SpecError("plan works on one framework profile at a time", "give one --framework")
     run = runs[0]
     settings = PlanSettings(
-        memory_model=memory_model or default_model(method, offload=offload),
+        memory_model=memory_model
+        or default_model(method, offload=offload, activations_only=activations_only),
         semantics=semantics,
         method=method,
         same_on_all_stages=same_on_all_stages,

@@ -159,7 +159,7 @@ def planned_changes(planner: RunPlanner) -> tuple[ChangeFigure, ...]:
     plain = replace(settings, method="optimal", same_on_all_stages=False)
     if not settings.offload:
         with suppress(SpecError):
-            moved = default_model("optimal", offload=True)
+            moved = default_model("optimal", offload=True, activations_only=False)
             note("--offload", RunPlanner(run, replace(plain, offload=True, memory_model=moved)))
     for change, changed in _changed_runs(planner):
         try:

@@ -19,7 +19,6 @@ from actcalc.plan.options import (
     Costs,
     costs_of,
     module_chain,
-    plan_layer,
     wrapped_modules,
 )
 from actcalc.plan.stages import Laid, Layers, Stage, Unit
@@ -81,9 +80,9 @@ class RunStages:
         self.stages = tuple(self._stage(index) for index in range(run.layout.pp))
 
     def _check_chunks(self) -> None:
-        if self.settings.method != "optimal" and not self.one_chunk:
+        if self.settings.method == "greedy" and not self.one_chunk:
             raise SpecError(
-                f"--method {self.settings.method} plans one chunk of layers a stage; schedule "
+                f"--method greedy plans one chunk of layers a stage; schedule "
                 f"{self.run.layout.pipeline} has {len(self.chunks[0])}",
                 "use --method optimal",
             )
@@ -92,7 +91,7 @@ class RunStages:
     def by_moments(self) -> bool:
         """Whether stages are planned moment by moment (else without the order of layers)."""
         return self.settings.memory_model != "stored+working" and not (
-            self.settings.offload or self.settings.method != "optimal"
+            self.settings.offload or self.settings.method == "greedy"
         )
 
     @property
@@ -156,8 +155,6 @@ class RunStages:
 
     def layer(self, graph: Graph) -> PlanLayer:
         """One kind of layer as a problem of its own, op by op."""
-        if self.settings.method == "sqrt":
-            return plan_layer(self.model, graph, self.costs, input_stored=True)
         return self.ways.layer(graph)
 
     def beside(self, stage: Stage) -> Beside:

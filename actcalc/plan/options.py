@@ -112,15 +112,12 @@ def _moved(model: ModelGraph, graph: Graph, op: Op) -> int:
     return sum(int(graph.tensors[name].bytes.value(model.sizes)) for name in names)
 
 
-def plan_layer(
-    model: ModelGraph, graph: Graph, costs: Costs, *, input_stored: bool = False
-) -> PlanLayer:
+def plan_layer(model: ModelGraph, graph: Graph, costs: Costs) -> PlanLayer:
     """One kind of layer as a planning problem, op by op.
 
     Tensors that exist once for all layers are left out. Where no op saves the layer's input it is
     stored only if a re-run op reads it: the planner's own input is then an empty tensor, which an
-    op that must not run again turns into the real one. ``input_stored`` keeps it stored always
-    (chains of layers, which begin with it, need that).
+    op that must not run again turns into the real one.
     """
     sizes = model.sizes
     own = [name for name in graph.tensors if name not in graph.shared]
@@ -136,7 +133,7 @@ def plan_layer(
     ]
     forbidden = {op.name for op in graph.ops if not op.rerunnable}
     start = graph.input
-    if not input_stored and graph.input not in graph.saved:
+    if graph.input not in graph.saved:
         start = "(handed over)"
         tensors[start] = 0
         ops.insert(0, PlanOp(ARRIVAL, (start,), (graph.input,), 0))

@@ -17,7 +17,7 @@ from actcalc.layers.core.graph import Graph
 from actcalc.plan.stages import Laid, Stage, Unit, units_of
 from actcalc.policy.rules import NONE
 from actcalc.solve.fit import least_peak, solve_stage
-from actcalc.solve.heuristics import greedy, sqrt
+from actcalc.solve.heuristics import greedy
 from actcalc.solve.plans import (
     Certificate,
     Plan,
@@ -54,9 +54,13 @@ class RunPlanner(RunStages):
             return self._made(stage, budget, self.laid(stage, NONE), 0, None)
         if self.settings.method == "greedy":
             return greedy(self.problem(stage, budget))
-        if self.settings.method == "sqrt":
-            names = {self._names[key]: chain for key, chain in self._chains.items()}
-            return sqrt(self.problem(stage, budget), names)
+        plan = self._best(stage, budget)
+        if self.settings.method != "sqrt":
+            return plan
+        laid = self.laid(stage, self.staged.policy("sqrt"))
+        return self._made(stage, budget, laid, plan.lower_bound, plan.certificate)
+
+    def _best(self, stage: Stage, budget: int) -> Plan:
         if self.by_moments:
             return self._moments([stage], budget)[0]
         plan = self._coarse(stage, budget)

@@ -31,9 +31,13 @@ class PlanSettings:
     activations_only: bool = False
 
 
-def default_model(method: str, *, offload: bool) -> MemoryModel:
-    """The memory model where none is named: the exact one, for all that it can plan."""
-    return "timeline" if method == "optimal" and not offload else "stored+working"
+def default_model(method: str, *, offload: bool, activations_only: bool) -> MemoryModel:
+    """The memory model where none is named: that of ``actcalc memory``, for all it can plan.
+
+    Of activations alone ``memory`` says nothing.
+    """
+    exact = method != "greedy" and not offload and not activations_only
+    return "timeline" if exact else "stored+working"
 
 
 def check_settings(run: Run, settings: PlanSettings) -> None:
@@ -50,9 +54,9 @@ def check_settings(run: Run, settings: PlanSettings) -> None:
                 f"--method {settings.method} plans each stage by itself",
                 "drop --same-on-all-stages, or use --method optimal",
             )
-        if settings.memory_model == "timeline":
+        if settings.memory_model == "timeline" and settings.method == "greedy":
             raise SpecError(
-                f"--method {settings.method} does not look at single moments",
+                "--method greedy does not look at single moments",
                 "use --memory-model stored or stored+working",
             )
     if settings.offload:

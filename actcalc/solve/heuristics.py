@@ -6,7 +6,7 @@ only where that bound meets their cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -15,28 +15,26 @@ from actcalc.solve.frontier import LayerOption, layer_option
 from actcalc.solve.layers import LayerGroup, layer_chain, layer_options
 from actcalc.solve.plans import Plan, PlanGroup, assemble, infeasible, plan_group
 from actcalc.solve.problem import PlanLayer, Problem
-from actcalc.solve.segments import Chain, ChainPath, Position, Step
+from actcalc.solve.segments import ChainPath, Position, Step
 from actcalc.solve.stack import solve
 from actcalc.solve.stage import Held, line, peak
 
 
-def sqrt(problem: Problem, chains: Mapping[str, Chain] | None = None) -> Plan:
+def sqrt(problem: Problem) -> Plan:
     """The best plan of equal segments: every k layers store one input and are re-run whole.
 
     All k cost the same; the k of the lowest peak is taken among those that fit, counting the
     working set in every peak model (else one segment of all layers would always win). Near
     sqrt(n) that is where stored and working bytes balance (Chen et al. 2016, section 4). Segments
     may cross layer kinds, the last one may be shorter, and what forbidden ops make stays stored.
-    In the peak model with segments k is at most ``max_segment``. ``chains`` says, for each kind,
-    what a layer adds to a segment; without it every op that may be re-run is.
+    In the peak model with segments k is at most ``max_segment``.
     """
-    chains = chains or {kind: layer_chain(layer) for kind, layer in problem.layer_types.items()}
     groups = [
         LayerGroup(
             kind,
             layer_options(problem.layer_types[kind]),
             count,
-            chain=chains[kind],
+            chain=layer_chain(problem.layer_types[kind]),
         )
         for kind, count in problem.stack
     ]
