@@ -74,7 +74,7 @@ def test_named_policies_have_the_peak_of_memory(run: Run) -> None:
             assert not known
             continue
         assert all((plan.peak_bytes or 0) <= budget for plan in plans)
-        cost = sum(plan.cost or 0 for plan in plans)
+        cost = planner.total(plan.cost for plan in plans)
         assert cost <= min(known, default=cost)
         pair = rivals.best_pair(budget)
         assert pair is None or cost <= (pair.cost or 0)
