@@ -23,6 +23,8 @@ from actcalc.render.explain import explain_sheets
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _IDLE = (
     "device",
+    "device_memory",
+    "peak",
     "policy",
     "recompute_method",
     "recompute_num_layers",
@@ -71,6 +73,7 @@ def _overhead(
     model: str | None,
 ) -> int:
     """The one term that needs a device; without any, the paper's own case."""
+    refuse_idle(options, "explain overhead", ("device_memory",))
     assumed = []
     if model is None:
         assumed.append("No model named: the layer of the paper's table 4.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, get_args
 
 import typer
@@ -90,7 +90,27 @@ class RunOptions:
         str | None, _option("--framework", help="Profile that picks kernels.", panel=_WORK)
     ] = None
     device: Annotated[
-        str | None, _option("--device", help="Accelerator, e.g. h100-80gb.", panel=_LAYOUT)
+        str | None,
+        _option(
+            "--device",
+            help="Accelerator: a preset (h100-80gb), another name, a cloud's instance type "
+            "(p5.48xlarge) or FILE.yaml.",
+            panel=_LAYOUT,
+        ),
+    ] = None
+    device_memory: Annotated[
+        str | None,
+        _option(
+            "--device-memory", help="Memory of the device a process can use: 16GiB.", panel=_LAYOUT
+        ),
+    ] = None
+    peak: Annotated[
+        str | None,
+        _option(
+            "--peak",
+            help="Dense peak of the device in the run's number format: 312TFLOPS.",
+            panel=_LAYOUT,
+        ),
     ] = None
     policy: Annotated[
         list[str] | None,
@@ -136,7 +156,7 @@ class RunOptions:
         training: dict[str, Any] | None = None,
     ) -> Run:
         """Validate the source with these overrides."""
-        return resolve(
+        run = resolve(
             origin,
             model=_given(layers=self.layers),
             layout=_given(
@@ -167,6 +187,40 @@ class RunOptions:
             policies=self.policies(),
             settings=self.set or (),
         )
+        return self._with_own_figures(run)
+
+    def _with_own_figures(self, run: Run) -> Run:
+        """The run on its device with the memory and the peak that were given, and a note of each.
+
+        Raises ``SpecError`` for a figure of no device, or one that cannot be read.
+        """
+        if self.device_memory is None and self.peak is None:
+            return run
+        device = run.device
+        if device is None:
+            flag = "--peak" if self.device_memory is None else "--device-memory"
+            raise SpecError(
+                f"{flag} is a figure of a device, and there is none", "add --device NAME or FILE"
+            )
+        notes = []
+        if self.device_memory is not None:
+            from actcalc.plan.budget import parse_bytes
+
+            size = parse_bytes(self.device_memory, "--device-memory")
+            device = device.model_copy(update={"memory_bytes": size})
+            notes.append(f"Memory of {device.name} is taken as {size:,} bytes (--device-memory).")
+        if self.peak is not None:
+            from actcalc.cli.values import flops_of
+            from actcalc.cost.rates import FORMATS
+
+            number, flops = FORMATS[run.workload.arithmetic][0], flops_of(self.peak)
+            peaks = {**device.peak_flops, number: flops}
+            device = device.model_copy(update={"peak_flops": peaks})
+            notes.append(
+                f"The dense {number} peak of {device.name} is taken as {flops / 1e12:g} TFLOP/s "
+                "(--peak); its peaks in other formats stay."
+            )
+        return replace(run, device=device, warnings=(*run.warnings, *notes))
 
     def policies(self) -> tuple[str, ...]:
         """The policies asked for, Megatron's recompute options among them."""
@@ -208,9 +262,8 @@ def refuse_idle(options: RunOptions, command: str, names: Sequence[str]) -> None
     for name in names:
         if getattr(options, name) is not None:
             flag = name.replace("_", "-")
-            raise SpecError(
-                f"{command} does not depend on --{flag}", f"drop --{flag}; compare and memory do"
-            )
+            others = "compare and plan do" if name == "peak" else "compare and memory do"
+            raise SpecError(f"{command} does not depend on --{flag}", f"drop --{flag}; {others}")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

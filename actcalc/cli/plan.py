@@ -298,7 +298,9 @@ def _plan_problem(
     from actcalc.solve import parse_problem
 
     idle = [*given]
-    idle += [f"--{name}" for name, value in vars(options).items() if value is not None]
+    idle += [
+        f"--{name.replace('_', '-')}" for name, value in vars(options).items() if value is not None
+    ]
     if idle:
         raise SpecError(
             f"{model} is a planning problem of its own: {', '.join(idle)} would have no effect",

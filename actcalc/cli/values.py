@@ -14,6 +14,7 @@ from actcalc.specs.run import Run
 
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0}
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_RATES = {"": 1.0, "g": 1e9, "t": 1e12, "p": 1e15}
 _NUMBER = re.compile(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
@@ -40,6 +41,16 @@ def count_of(text: str | None) -> int | None:
     if text is None:
         return None
     return max(1, round(_read(text, _COUNTS, "--tokens", "write e.g. 300e9, 300B or 15T")))
+
+
+def flops_of(text: str) -> float:
+    """``312TFLOPS``, ``1.98 PFLOP/s`` or ``312e12`` in FLOP/s; ``SpecError`` for anything else."""
+    bare = re.sub(r"flops?(/s)?\s*$", "", text.strip(), flags=re.IGNORECASE)
+    hint = "write FLOP/s, e.g. 312TFLOPS, 1.98PFLOPS or 312e12"
+    flops = _read(bare, _RATES, "--peak", hint)
+    if not 1e9 <= flops <= 1e18:
+        raise SpecError(f"--peak {text!r} is {flops:g} FLOP/s, which no device has", hint)
+    return flops
 
 
 def counting_of(text: str) -> Counting:
