@@ -23,9 +23,7 @@ def shorten(text: object, limit: int = 60) -> str:
     return quoted if len(quoted) <= limit else quoted[: limit - 3] + "..."
 
 
-def suggestion(
-    word: str, known: Sequence[str], *, shortest: int = 2, likeness: float = 0.6
-) -> str:
+def suggestion(word: str, known: Sequence[str], *, shortest: int = 2, likeness: float = 0.6) -> str:
     """A hint with the known words that begin like ``word``, else the closest one; "" if none is.
 
     A beginning of fewer than ``shortest`` letters tells nothing; ``likeness`` is difflib's ratio.

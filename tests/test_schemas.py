@@ -239,5 +239,5 @@ def test_run_files_are_what_their_schema_says(tmp_path):
 def test_what_a_command_prints_of_its_input_is_that_input(name):
     if name in ("run", "framework"):
         pytest.skip("printed by no command as it was read")
-    printed = ask("memory", "deepseek-v3", "--layers", 4)[name]
+    printed = ask("memory", "deepseek-v3", "--layers", 4, "--device", "h200")[name]
     check(name, printed)

@@ -60,7 +60,9 @@ def explain(
     free = all(getattr(options, field) is None for field in _GRID)
     if model is None and free:
         options = replace(options, **row.layout)
-    result = explain_term(term, options.run(source(model or row.model)))
+    run = options.run(source(model or row.model))
+    result = explain_term(term, run)
+    result = replace(result, lines=(*result.lines, *run.warnings))
     emit(lambda: explain_sheets(result), result.document, output)
     return 0
 
@@ -87,6 +89,6 @@ def _overhead(
             options = replace(options, device="a100-80gb")
     run = options.run(source(model or "gpt-22b"))
     result = explain_term(term, run, timing.shares(run))
-    result = replace(result, lines=(*result.lines, *assumed))
+    result = replace(result, lines=(*result.lines, *assumed, *run.warnings))
     emit(lambda: explain_sheets(result), result.document, output)
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, get_args
 
 import typer
@@ -187,40 +187,11 @@ class RunOptions:
             policies=self.policies(),
             settings=self.set or (),
         )
-        return self._with_own_figures(run)
-
-    def _with_own_figures(self, run: Run) -> Run:
-        """The run on its device with the memory and the peak that were given, and a note of each.
-
-        Raises ``SpecError`` for a figure of no device, or one that cannot be read.
-        """
         if self.device_memory is None and self.peak is None:
             return run
-        device = run.device
-        if device is None:
-            flag = "--peak" if self.device_memory is None else "--device-memory"
-            raise SpecError(
-                f"{flag} is a figure of a device, and there is none", "add --device NAME or FILE"
-            )
-        notes = []
-        if self.device_memory is not None:
-            from actcalc.plan.budget import parse_bytes
+        from actcalc.cli.values import with_figures
 
-            size = parse_bytes(self.device_memory, "--device-memory")
-            device = device.model_copy(update={"memory_bytes": size})
-            notes.append(f"Memory of {device.name} is taken as {size:,} bytes (--device-memory).")
-        if self.peak is not None:
-            from actcalc.cli.values import flops_of
-            from actcalc.cost.rates import FORMATS
-
-            number, flops = FORMATS[run.workload.arithmetic][0], flops_of(self.peak)
-            peaks = {**device.peak_flops, number: flops}
-            device = device.model_copy(update={"peak_flops": peaks})
-            notes.append(
-                f"The dense {number} peak of {device.name} is taken as {flops / 1e12:g} TFLOP/s "
-                "(--peak); its peaks in other formats stay."
-            )
-        return replace(run, device=device, warnings=(*run.warnings, *notes))
+        return with_figures(run, self.device_memory, self.peak)
 
     def policies(self) -> tuple[str, ...]:
         """The policies asked for, Megatron's recompute options among them."""

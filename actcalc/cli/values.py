@@ -1,4 +1,4 @@
-"""Values of the utilisation command, read from text."""
+"""Values of options, read from text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import cast, get_args
 
 from actcalc.cost.flops import Counting
+from actcalc.cost.rates import FORMATS
 from actcalc.errors import SpecError
+from actcalc.plan.budget import parse_bytes
 from actcalc.specs.check import check_sharding
 from actcalc.specs.run import Run
 
@@ -78,3 +80,30 @@ def replicas(run: Run, gpus: int | None) -> Run:
     filled = replace(layout, dp=dp)
     check_sharding(filled, run.training)
     return replace(run, layout=filled)
+
+
+def with_figures(run: Run, memory: str | None, peak: str | None) -> Run:
+    """The run on its device with the memory and the dense peak that were given, and a note of each.
+
+    The peak is that of the run's number format. Raises ``SpecError`` where the run has no device,
+    or an amount cannot be read.
+    """
+    device = run.device
+    if device is None:
+        flag = "--peak" if memory is None else "--device-memory"
+        raise SpecError(
+            f"{flag} is a figure of a device, and there is none", "add --device NAME or FILE"
+        )
+    notes = []
+    if memory is not None:
+        size = parse_bytes(memory, "--device-memory")
+        device = device.model_copy(update={"memory_bytes": size})
+        notes.append(f"Memory of {device.name} is taken as {size:,} bytes (--device-memory).")
+    if peak is not None:
+        number, flops = FORMATS[run.workload.arithmetic][0], flops_of(peak)
+        device = device.model_copy(update={"peak_flops": {**device.peak_flops, number: flops}})
+        notes.append(
+            f"The dense {number} peak of {device.name} is taken as {flops / 1e12:g} TFLOP/s "
+            "(--peak); its peaks in other formats stay."
+        )
+    return replace(run, device=device, warnings=(*run.warnings, *notes))

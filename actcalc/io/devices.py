@@ -28,29 +28,42 @@ def load_device(text: str) -> Device:
     """
     if not presets.exists("devices", text) and _is_file(text):
         return read_device(Path(text))
-    name = find_device(text)
-    preset = presets.load("devices", name)
-    return build(Device, _fields(preset), f"device {name}", vetted=True)
+    return device_of(presets.load("devices", find_device(text)))
+
+
+def device_of(preset: presets.Preset) -> Device:
+    """The device that a preset describes."""
+    return build(Device, _fields(preset), f"device {preset.name}", vetted=True)
 
 
 def find_device(text: str) -> str:
     """The name of the preset that ``text`` names; ``SpecError`` if none, or more than one, is."""
     if presets.exists("devices", text):
         return text
-    key = _key(text)
-    for name, keys in _names().items():
-        if any(fnmatchcase(key, known) for known in keys):
-            return name
-    members = [preset for preset in _all() if key and key == _key(preset.family)]
-    if members:
-        named = ", ".join(f"{preset.name} ({preset.title})" for preset in members)
-        raise SpecError(f"device {shorten(text)} may be {len(members)} devices", f"name one: {named}")
+    found = named_devices(text)
+    if len(found) == 1:
+        return found[0].name
+    if found:
+        members = ", ".join(f"{preset.name} ({preset.title})" for preset in found)
+        raise SpecError(
+            f"device {shorten(text)} may be {len(found)} devices", f"name one: {members}"
+        )
     hint = presets.suggestion(text, presets.names("devices"), shortest=3, likeness=0.8)
     raise SpecError(
         f"unknown device {shorten(text)}",
-        hint or "`actcalc presets list devices` lists them; a file of your own is one too "
+        hint
+        or "`actcalc presets list devices` lists them; a file of your own is one too "
         "(`actcalc schema device`)",
     )
+
+
+def named_devices(text: str) -> tuple[presets.Preset, ...]:
+    """The presets that ``text`` may mean: one, several of a family, or none."""
+    key = _key(text)
+    for preset, keys in _names():
+        if any(fnmatchcase(key, known) for known in keys):
+            return (preset,)
+    return tuple(preset for preset, _ in _names() if key and key == _key(preset.family))
 
 
 def read_device(path: Path) -> Device:
@@ -103,14 +116,10 @@ def _key(text: str) -> str:
 
 
 @cache
-def _all() -> tuple[presets.Preset, ...]:
-    return tuple(presets.load("devices", name) for name in presets.names("devices"))
-
-
-@cache
-def _names() -> dict[str, tuple[str, ...]]:
-    """Keys of every name of each preset; * stands for anything."""
-    return {
-        preset.name: tuple(map(_key, (preset.name, *preset.aliases, *preset.instances)))
-        for preset in _all()
-    }
+def _names() -> tuple[tuple[presets.Preset, tuple[str, ...]], ...]:
+    """Every preset with the keys of its names; * stands for anything."""
+    found = [presets.load("devices", name) for name in presets.names("devices")]
+    return tuple(
+        (preset, tuple(map(_key, (preset.name, *preset.aliases, *preset.instances))))
+        for preset in found
+    )

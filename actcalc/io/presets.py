@@ -29,7 +29,7 @@ class Preset:
     values: Mapping[str, Any]
     sources: Mapping[str, str] = field(default_factory=dict)
     family: str = ""
-    """Of a device: a name that it shares with others, and that alone does not say which is meant."""
+    """Of a device: a name that it shares with others, and that does not say which is meant."""
     aliases: tuple[str, ...] = ()
     """Of a device: other names of its own."""
     instances: Mapping[str, str] = field(default_factory=dict)
@@ -71,7 +71,9 @@ def parse(kind: Kind, name: str, data: dict[str, Any]) -> Preset:
     title = str(data.pop("title", name))
     default = str(data.pop("source", ""))
     data.pop("name", None)
-    family, aliases, instances = "", (), {}
+    family = ""
+    aliases: tuple[str, ...] = ()
+    instances: dict[str, str] = {}
     if kind == "devices":
         family = str(data.pop("family", ""))
         aliases = tuple(str(alias) for alias in data.pop("aliases", ()))
