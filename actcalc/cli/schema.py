@@ -35,6 +35,7 @@ OUTPUTS = {
     "plan-problem": ("actcalc.answers.plan_problem", "ProblemPlan"),
     "mfu": ("actcalc.answers.mfu", "Utilisation"),
     "explain": ("actcalc.answers.explain.terms", "Explanation"),
+    "calibrate": ("actcalc.answers.device_shares", "DeviceShares"),
     "measure": ("actcalc.answers.measure.figures", "Measurement"),
     "compare-layer": ("actcalc.answers.measured_layer", "LayerComparison"),
     "presets": ("actcalc.answers.presets", "PresetList"),

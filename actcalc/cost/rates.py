@@ -134,6 +134,7 @@ def shares_of(device: Device) -> tuple[Shares, Mapping[str, str]]:
     sources: dict[str, str] = {}
     for key, value, origin in (*_entries("default"), *_own(device)):
         values[key], sources[key] = value, origin
+    values["multiprocessors"] = int(values["multiprocessors"])
     return Shares(**values), sources
 
 

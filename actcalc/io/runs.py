@@ -18,6 +18,7 @@ from actcalc.specs.training import Training
 from actcalc.specs.validate import build
 from actcalc.specs.workload import Workload
 
+
 def overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Turn ``key=value`` settings into field overrides of model, layout, workload and training.
 
