@@ -23,14 +23,17 @@ def shorten(text: object, limit: int = 60) -> str:
     return quoted if len(quoted) <= limit else quoted[: limit - 3] + "..."
 
 
-def suggestion(word: str, known: Sequence[str]) -> str:
-    """A hint with the known words that begin like ``word``, else the closest one; "" if none is."""
+def suggestion(word: str, known: Sequence[str], *, shortest: int = 2, likeness: float = 0.6) -> str:
+    """A hint with the known words that begin like ``word``, else the closest one; "" if none is.
+
+    A beginning of fewer than ``shortest`` letters tells nothing; ``likeness`` is difflib's ratio.
+    """
     import difflib
 
     if len(word) > 100:
         return ""
-    begun = [name for name in known if len(word) > 1 and name.startswith(word.lower())][:4]
-    close = begun or difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
+    begun = [name for name in known if len(word) >= shortest and name.startswith(word.lower())][:4]
+    close = begun or difflib.get_close_matches(word.lower(), known, n=1, cutoff=likeness)
     if not close:
         return ""
     *most, last = close

@@ -387,12 +387,13 @@ def test_a_device_is_a_file(house):
         "",
     )
     text = (house.root / "presets/devices/h100-80gb.yaml").read_text(encoding="utf-8")
-    renamed = re.sub(r"^title:.*$", 'title: "Made up"', text, flags=re.MULTILINE)
+    plain = re.sub(r"^title:.*$", 'title: "Made up"', text, flags=re.MULTILINE)
+    renamed = plain.replace("efficiency: h100\n", "")
+    assert renamed != plain
     (house.root / "presets/devices/z100.yaml").write_text(renamed, encoding="utf-8")
     found = house.json("compare", "gpt2", "--device", "z100")
     assert found["device"]["name"] == "z100"
     assert "default shares" in " ".join(found["notes"])
-    families = house.root / "presets/efficiency/families.yaml"
-    families.write_text(families.read_text(encoding="utf-8") + "z100: h100\n", encoding="utf-8")
+    (house.root / "presets/devices/z100.yaml").write_text(plain, encoding="utf-8")
     again = house.json("compare", "gpt2", "--device", "z100")
     assert "default shares" not in " ".join(again["notes"])

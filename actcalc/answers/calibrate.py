@@ -29,7 +29,7 @@ from actcalc.cost.roofline import roofline_of
 from actcalc.cost.step import check_timed, step_time
 from actcalc.errors import SpecError
 from actcalc.io.runs import resolve
-from actcalc.io.sources import source
+from actcalc.io.sources import source, word_of
 from actcalc.io.yamlfile import read_mapping
 from actcalc.run.staged import StagedRun
 from actcalc.specs.run import Run
@@ -131,16 +131,18 @@ def _entry(entry: Any, where: str) -> tuple[str, Predict, float]:
     for key in ("layout", "workload", "training"):
         if not isinstance(entry.get(key) or {}, dict):
             raise SpecError(f"{where}: {key} is {entry[key]!r}, not a mapping", _FORMAT)
-    policy = entry.get("policy")
+    policy, framework, device = (
+        word_of(entry, key, where) for key in ("policy", "framework", "device")
+    )
     try:
         run = resolve(
             source(entry["model"]),
             layout=entry.get("layout") or {},
             workload=entry.get("workload") or {},
             training=entry.get("training") or {},
-            framework=entry.get("framework"),
-            device=entry.get("device"),
-            policies=(str(policy),) if policy else (),
+            framework=framework,
+            device=device,
+            policies=(policy,) if policy else (),
         )
         predict = predictor(run)
         predict({})

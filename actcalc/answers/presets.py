@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from actcalc.io.devices import device_of
 from actcalc.io.presets import Preset
 from actcalc.specs.result import Result
 
@@ -20,6 +21,10 @@ class PresetName:
     """What the command line calls it."""
     title: str
     """What it is."""
+    aliases: tuple[str, ...]
+    """Other names of a device, instance types of clouds among them (* for anything)."""
+    device: dict[str, Any] | None
+    """A device's fields; null for all else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +59,14 @@ def list_presets(found: Sequence[Preset]) -> PresetList:
     """The presets as a result."""
     return PresetList(
         presets=tuple(
-            PresetName(kind=preset.kind, name=preset.name, title=preset.title) for preset in found
+            PresetName(
+                kind=preset.kind,
+                name=preset.name,
+                title=preset.title,
+                aliases=(*preset.aliases, *preset.instances),
+                device=device_of(preset).model_dump() if preset.kind == "devices" else None,
+            )
+            for preset in found
         )
     )
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "mfu": "MFU and HFU from a step time, or the step time they promise",
     "explain": "how a number is derived, with its source",
     "measure": "real saved bytes from PyTorch, beside the prediction",
+    "calibrate": "this GPU's shares of its peaks, measured, for --efficiency",
     "presets": "list or show models, devices and framework profiles",
     "schema": "JSON Schema of the input and of each output",
 }

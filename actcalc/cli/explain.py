@@ -23,6 +23,8 @@ from actcalc.render.explain import explain_sheets
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _IDLE = (
     "device",
+    "device_memory",
+    "peak",
     "policy",
     "recompute_method",
     "recompute_num_layers",
@@ -58,7 +60,9 @@ def explain(
     free = all(getattr(options, field) is None for field in _GRID)
     if model is None and free:
         options = replace(options, **row.layout)
-    result = explain_term(term, options.run(source(model or row.model)))
+    run = options.run(source(model or row.model))
+    result = explain_term(term, run)
+    result = replace(result, lines=(*result.lines, *run.warnings))
     emit(lambda: explain_sheets(result), result.document, output)
     return 0
 
@@ -71,6 +75,7 @@ def _overhead(
     model: str | None,
 ) -> int:
     """The one term that needs a device; without any, the paper's own case."""
+    refuse_idle(options, "explain overhead", ("device_memory",))
     assumed = []
     if model is None:
         assumed.append("No model named: the layer of the paper's table 4.")
@@ -84,6 +89,6 @@ def _overhead(
             options = replace(options, device="a100-80gb")
     run = options.run(source(model or "gpt-22b"))
     result = explain_term(term, run, timing.shares(run))
-    result = replace(result, lines=(*result.lines, *assumed))
+    result = replace(result, lines=(*result.lines, *assumed, *run.warnings))
     emit(lambda: explain_sheets(result), result.document, output)
     return 0

@@ -7,7 +7,13 @@ from typing import Annotated
 import typer
 
 from actcalc.answers.memory import MemoryReport, memory_run
-from actcalc.cli.options import MemoryOptions, OutputOptions, RunOptions, with_options
+from actcalc.cli.options import (
+    MemoryOptions,
+    OutputOptions,
+    RunOptions,
+    refuse_idle,
+    with_options,
+)
 from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.errors import SpecError
 from actcalc.io.sources import READERS, Source, source
@@ -58,6 +64,7 @@ def memory(
     """Weights, gradients, optimizer, activations, transient peak and buffers of every stage."""
     check_units(output.units)
     chosen_format(output)
+    refuse_idle(options, "memory", ("peak",))
     if len(models) > 2:
         raise SpecError(f"memory compares two runs, not {len(models)}", "name one or two")
     training = memory.training()

@@ -15,6 +15,7 @@ from actcalc.cli.options import (
     OutputOptions,
     RunOptions,
     TimeOptions,
+    refuse_idle,
     with_options,
 )
 from actcalc.cli.output import chosen_format, emit
@@ -70,6 +71,7 @@ def mfu(
 ) -> int:
     """MFU and HFU of a measured step, or the step that an MFU (or the roofline) promises."""
     chosen_format(output)
+    refuse_idle(options, "mfu", ("device_memory",))
     chosen = replicas(options.run(source(model), training=memory.training()), gpus)
     shares = timing.shares(chosen)
     fit = calibrate_file(calibrate, shares) if calibrate else None

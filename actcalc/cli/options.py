@@ -90,7 +90,27 @@ class RunOptions:
         str | None, _option("--framework", help="Profile that picks kernels.", panel=_WORK)
     ] = None
     device: Annotated[
-        str | None, _option("--device", help="Accelerator, e.g. h100-80gb.", panel=_LAYOUT)
+        str | None,
+        _option(
+            "--device",
+            help="Accelerator: a preset (h100-80gb), another name, a cloud's instance type "
+            "(p5.48xlarge) or FILE.yaml.",
+            panel=_LAYOUT,
+        ),
+    ] = None
+    device_memory: Annotated[
+        str | None,
+        _option(
+            "--device-memory", help="Memory of the device a process can use: 16GiB.", panel=_LAYOUT
+        ),
+    ] = None
+    peak: Annotated[
+        str | None,
+        _option(
+            "--peak",
+            help="Dense peak of the device in the run's number format: 312TFLOPS.",
+            panel=_LAYOUT,
+        ),
     ] = None
     policy: Annotated[
         list[str] | None,
@@ -136,7 +156,7 @@ class RunOptions:
         training: dict[str, Any] | None = None,
     ) -> Run:
         """Validate the source with these overrides."""
-        return resolve(
+        run = resolve(
             origin,
             model=_given(layers=self.layers),
             layout=_given(
@@ -167,6 +187,11 @@ class RunOptions:
             policies=self.policies(),
             settings=self.set or (),
         )
+        if self.device_memory is None and self.peak is None:
+            return run
+        from actcalc.cli.values import with_figures
+
+        return with_figures(run, self.device_memory, self.peak)
 
     def policies(self) -> tuple[str, ...]:
         """The policies asked for, Megatron's recompute options among them."""
@@ -208,9 +233,8 @@ def refuse_idle(options: RunOptions, command: str, names: Sequence[str]) -> None
     for name in names:
         if getattr(options, name) is not None:
             flag = name.replace("_", "-")
-            raise SpecError(
-                f"{command} does not depend on --{flag}", f"drop --{flag}; compare and memory do"
-            )
+            others = "compare and plan do" if name == "peak" else "compare and memory do"
+            raise SpecError(f"{command} does not depend on --{flag}", f"drop --{flag}; {others}")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

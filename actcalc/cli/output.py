@@ -66,6 +66,18 @@ def emit(
         drop_output()
 
 
+def emit_text(text: str, output: OutputOptions) -> None:
+    """Print what is to be pasted or kept as a file, and nothing else."""
+    if output.output is not None:
+        write_whole(Path(output.output), text)
+        return
+    try:
+        _print(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        drop_output()
+
+
 def _print(content: str | bytes) -> None:
     if isinstance(content, str):
         sys.stdout.write(content)

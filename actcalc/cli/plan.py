@@ -16,7 +16,7 @@ from actcalc.cli.options import (
     refuse_given,
     with_options,
 )
-from actcalc.cli.output import check_units, chosen_format, emit, write_whole
+from actcalc.cli.output import check_units, chosen_format, emit, emit_text
 from actcalc.errors import SpecError
 from actcalc.io.sources import measured_layer
 
@@ -144,7 +144,7 @@ def plan(
     else:
         result, states = _plan_run(model, options, trained, how, pasted=pasted)
     if result.emitted is not None and pasted:
-        _paste(result.emitted.text, output)
+        emit_text(result.emitted.text, output)
         return 0 if result.emitted.feasible else 1
     from actcalc.render.plan import plan_sheets
 
@@ -257,14 +257,6 @@ def refuse_for_layer(
     refuse_given(options, "a measured layer", keep=("layers",))
 
 
-def _paste(text: str, output: OutputOptions) -> None:
-    """Print what is to be pasted, and nothing else."""
-    if output.output is None:
-        typer.echo(text, nl=False)
-    else:
-        write_whole(Path(output.output), text)
-
-
 def _problem(model: str) -> Mapping[str, Any] | None:
     """The planning problem in the file ``model``, or None if it is something else."""
     path = Path(model)
@@ -298,7 +290,9 @@ def _plan_problem(
     from actcalc.solve import parse_problem
 
     idle = [*given]
-    idle += [f"--{name}" for name, value in vars(options).items() if value is not None]
+    idle += [
+        f"--{name.replace('_', '-')}" for name, value in vars(options).items() if value is not None
+    ]
     if idle:
         raise SpecError(
             f"{model} is a planning problem of its own: {', '.join(idle)} would have no effect",

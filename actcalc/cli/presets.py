@@ -8,10 +8,11 @@ import typer
 
 from actcalc.answers.presets import list_presets, show_preset
 from actcalc.cli.options import OutputOptions, with_options
-from actcalc.cli.output import chosen_format, emit
+from actcalc.cli.output import chosen_format, emit, emit_text
 from actcalc.errors import SpecError
 from actcalc.io import presets as store
-from actcalc.render.presets import list_sheets, show_sheets
+from actcalc.io.devices import find_device, named_devices
+from actcalc.render.presets import device_file, list_sheets, show_sheets
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
@@ -42,9 +43,14 @@ def show(
     output: OutputOptions,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a preset.")],
 ) -> int:
-    """Show one preset: every value with its source."""
-    chosen_format(output)
+    """Show one preset: every value with its source; a device as a file that --device reads."""
     kind = next((k for k in store.KINDS if store.exists(k, name)), None)
+    if kind is None and named_devices(name):
+        kind, name = "devices", find_device(name)
+    if kind == "devices" and output.format is None and not output.json and _takes_file(output):
+        emit_text(device_file(store.load(kind, name)), output)
+        return 0
+    chosen_format(output)
     if kind is None:
         every = [n for k in store.KINDS for n in store.names(k)]
         hint = store.suggestion(name, every) or "`actcalc presets list` lists them"
@@ -52,3 +58,7 @@ def show(
     preset = store.load(kind, name)
     emit(lambda: show_sheets(preset), show_preset(preset).document, output)
     return 0
+
+
+def _takes_file(output: OutputOptions) -> bool:
+    return output.output is None or output.output.lower().endswith((".yaml", ".yml"))

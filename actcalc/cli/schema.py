@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from importlib import import_module
+from types import FunctionType
 from typing import Annotated, Any
 
 import typer
@@ -23,6 +24,7 @@ INPUTS = {
     "workload": ("actcalc.specs.workload", "Workload"),
     "training": ("actcalc.specs.training", "Training"),
     "framework": ("actcalc.specs.framework", "Framework"),
+    "device": ("actcalc.specs.schema", "device_schema"),
 }
 OUTPUTS = {
     "compare": ("actcalc.answers.compare", "Comparison"),
@@ -33,6 +35,7 @@ OUTPUTS = {
     "plan-problem": ("actcalc.answers.plan_problem", "ProblemPlan"),
     "mfu": ("actcalc.answers.mfu", "Utilisation"),
     "explain": ("actcalc.answers.explain.terms", "Explanation"),
+    "calibrate": ("actcalc.answers.device_shares", "DeviceShares"),
     "measure": ("actcalc.answers.measure.figures", "Measurement"),
     "compare-layer": ("actcalc.answers.measured_layer", "LayerComparison"),
     "presets": ("actcalc.answers.presets", "PresetList"),
@@ -49,7 +52,7 @@ def schema_of(name: str) -> dict[str, Any]:
         )
     module, attribute = {**INPUTS, **OUTPUTS}[name]
     found = getattr(import_module(module), attribute)
-    if name == "run":
+    if isinstance(found, FunctionType):
         body = found()
     else:
         body = found.json_schema() if name in OUTPUTS else found.model_json_schema()

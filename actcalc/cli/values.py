@@ -1,4 +1,4 @@
-"""Values of the utilisation command, read from text."""
+"""Values of options, read from text."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from dataclasses import replace
 from typing import cast, get_args
 
 from actcalc.cost.flops import Counting
+from actcalc.cost.rates import FORMATS
 from actcalc.errors import SpecError
+from actcalc.plan.budget import parse_bytes
 from actcalc.specs.check import check_sharding
 from actcalc.specs.run import Run
 
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0}
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_RATES = {"": 1.0, "g": 1e9, "t": 1e12, "p": 1e15}
 _NUMBER = re.compile(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
@@ -42,6 +45,16 @@ def count_of(text: str | None) -> int | None:
     return max(1, round(_read(text, _COUNTS, "--tokens", "write e.g. 300e9, 300B or 15T")))
 
 
+def flops_of(text: str) -> float:
+    """``312TFLOPS``, ``1.98 PFLOP/s`` or ``312e12`` in FLOP/s; ``SpecError`` for anything else."""
+    bare = re.sub(r"flops?(/s)?\s*$", "", text.strip(), flags=re.IGNORECASE)
+    hint = "write FLOP/s, e.g. 312TFLOPS, 1.98PFLOPS or 312e12"
+    flops = _read(bare, _RATES, "--peak", hint)
+    if not 1e9 <= flops <= 1e18:
+        raise SpecError(f"--peak {text!r} is {flops:g} FLOP/s, which no device has", hint)
+    return flops
+
+
 def counting_of(text: str) -> Counting:
     """How scores are counted; ``SpecError`` for an unknown word."""
     if text not in get_args(Counting):
@@ -67,3 +80,30 @@ def replicas(run: Run, gpus: int | None) -> Run:
     filled = replace(layout, dp=dp)
     check_sharding(filled, run.training)
     return replace(run, layout=filled)
+
+
+def with_figures(run: Run, memory: str | None, peak: str | None) -> Run:
+    """The run on its device with the memory and the dense peak that were given, and a note of each.
+
+    The peak is that of the run's number format. Raises ``SpecError`` where the run has no device,
+    or an amount cannot be read.
+    """
+    device = run.device
+    if device is None:
+        flag = "--peak" if memory is None else "--device-memory"
+        raise SpecError(
+            f"{flag} is a figure of a device, and there is none", "add --device NAME or FILE"
+        )
+    notes = []
+    if memory is not None:
+        size = parse_bytes(memory, "--device-memory")
+        device = device.model_copy(update={"memory_bytes": size})
+        notes.append(f"Memory of {device.name} is taken as {size:,} bytes (--device-memory).")
+    if peak is not None:
+        number, flops = FORMATS[run.workload.arithmetic][0], flops_of(peak)
+        device = device.model_copy(update={"peak_flops": {**device.peak_flops, number: flops}})
+        notes.append(
+            f"The dense {number} peak of {device.name} is taken as {flops / 1e12:g} TFLOP/s "
+            "(--peak); its peaks in other formats stay."
+        )
+    return replace(run, device=device, warnings=(*run.warnings, *notes))

@@ -132,10 +132,20 @@ def shares_of(device: Device) -> tuple[Shares, Mapping[str, str]]:
     """The device's shares and the source of each; what no source gives is the default's."""
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for name in ("default", _family(device.name)):
-        for key, value, origin in _entries(name):
-            values[key], sources[key] = value, origin
+    for key, value, origin in (*_entries("default"), *_own(device)):
+        values[key], sources[key] = value, origin
+    values["multiprocessors"] = int(values["multiprocessors"])
     return Shares(**values), sources
+
+
+def _own(device: Device) -> tuple[tuple[str, Any, str], ...]:
+    """The shares that its own preset or file gives, each with its source."""
+    if device.efficiency is None:
+        return ()
+    if device.efficiency in efficiency_presets():
+        return _entries(device.efficiency)
+    shares = _named(device.efficiency, f"device {device.name}: efficiency ")
+    return tuple((key, value, device.efficiency) for key, value in shares.items())
 
 
 _TELLING = {
@@ -147,9 +157,7 @@ _TELLING = {
 
 def default_note(device: Device, overrides: Mapping[str, float] | None = None) -> str:
     """Which of the device's shares are only assumed, in one sentence; empty if none is."""
-    own = {key for key, _, _ in _entries(_family(device.name))} | set(overrides or ())
-    if _family(device.name) == "default":
-        own = set(overrides or ())
+    own = {key for key, _, _ in _own(device)} | set(overrides or ())
     missing = [words for key, words in _TELLING.items() if key not in own]
     if not missing:
         return ""
@@ -157,15 +165,6 @@ def default_note(device: Device, overrides: Mapping[str, float] | None = None) -
         f"No measurement of {device.name} is at hand for {', '.join(missing)}: default shares of "
         "its peaks (presets/efficiency/default.yaml; --efficiency overrides them)."
     )
-
-
-def _family(name: str) -> str:
-    return str(_families(presets_root() / "efficiency" / "families.yaml").get(name, "default"))
-
-
-@cache
-def _families(path: Path) -> Mapping[str, Any]:
-    return read_mapping(path)
 
 
 def _entries(name: str) -> tuple[tuple[str, Any, str], ...]:
@@ -201,10 +200,10 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, float]:
 def efficiency_presets() -> tuple[str, ...]:
     """Names of the files of shares under ``presets/efficiency``."""
     folder = presets_root() / "efficiency"
-    return tuple(sorted(path.stem for path in folder.glob("*.yaml") if path.stem != "families"))
+    return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
 
 
-def _named(text: str) -> dict[str, float]:
+def _named(text: str, what: str = "--efficiency ") -> dict[str, float]:
     names = efficiency_presets()
     if text in names:
         return {key: float(value) for key, value, _ in _entries(text)}
@@ -215,7 +214,7 @@ def _named(text: str) -> dict[str, float]:
             or ("write gemm=0.8 (known: " + ", ".join(_FIELDS) + "), one of " + ", ".join(names))
             + ", or a YAML file of such shares"
         )
-        raise SpecError(f"--efficiency {text!r}: no such efficiency", hint)
+        raise SpecError(f"{what}{text!r}: no such efficiency", hint)
     result: dict[str, float] = {}
     for key, entry in read_mapping(path).items():
         value = entry.get("value") if isinstance(entry, dict) else entry

@@ -28,6 +28,12 @@ class Preset:
     title: str
     values: Mapping[str, Any]
     sources: Mapping[str, str] = field(default_factory=dict)
+    family: str = ""
+    """Of a device: a name that it shares with others, and that does not say which is meant."""
+    aliases: tuple[str, ...] = ()
+    """Of a device: other names of its own."""
+    instances: Mapping[str, str] = field(default_factory=dict)
+    """Of a device: instance types of clouds that have it, with * for anything, and the source."""
 
 
 @cache
@@ -57,13 +63,37 @@ def load(kind: Kind, name: str) -> Preset:
         what = kind.removesuffix("s")
         hint = suggestion(name, names(kind)) or f"`actcalc presets list {kind}` lists them"
         raise SpecError(f"unknown {what} {name!r}", hint)
-    data = _read(kind, name)
+    return parse(kind, name, _read(kind, name))
+
+
+def parse(kind: Kind, name: str, data: dict[str, Any]) -> Preset:
+    """What a preset's file holds: values and sources apart, names and title taken out."""
     title = str(data.pop("title", name))
     default = str(data.pop("source", ""))
     data.pop("name", None)
+    family = ""
+    aliases: tuple[str, ...] = ()
+    instances: dict[str, str] = {}
+    if kind == "devices":
+        family = str(data.pop("family", ""))
+        aliases = tuple(str(alias) for alias in data.pop("aliases", ()))
+        instances = {
+            str(pattern): str(entry["source"])
+            for entry in data.pop("instances", ())
+            for pattern in entry["value"]
+        }
     sources: dict[str, str] = {}
     values = _unwrap(data, "", default, sources)
-    return Preset(kind=kind, name=name, title=title, values=values, sources=sources)
+    return Preset(
+        kind=kind,
+        name=name,
+        title=title,
+        values=values,
+        sources=sources,
+        family=family,
+        aliases=aliases,
+        instances=instances,
+    )
 
 
 def _read(kind: Kind, name: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from actcalc.errors import SpecError
 from actcalc.io import presets
@@ -17,9 +17,6 @@ from actcalc.specs.run import Run
 from actcalc.specs.training import Training
 from actcalc.specs.validate import build
 from actcalc.specs.workload import Workload
-
-if TYPE_CHECKING:
-    from actcalc.specs.device import Device
 
 
 def overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -89,15 +86,6 @@ def load_framework(name: str) -> Framework:
     return build(Framework, fields, f"framework {name}", vetted=True)
 
 
-def load_device(name: str) -> Device:
-    """The device called ``name``; ``SpecError`` with a did-you-mean if unknown."""
-    from actcalc.specs.device import Device
-
-    preset = presets.load("devices", name)
-    fields = {"name": name, "title": preset.title, **preset.values}
-    return build(Device, fields, f"device {name}", vetted=True)
-
-
 def resolve(
     origin: Source,
     *,
@@ -131,14 +119,16 @@ def resolve(
     _check_profile(profile, plan, work)
     tuned = build(Training, trained, "training", vetted=vetted) if trained else Training()
     check_sharding(plan, tuned, replicas_known="dp" in grid)
-    name = device or origin.device
+    name = device if device is not None else origin.device
+    if name is not None:
+        from actcalc.io.devices import load_device
     asked = tuple(policies) or origin.policies
     return Run(
         model=spec,
         layout=plan,
         workload=work,
         framework=profile,
-        device=load_device(name) if name else None,
+        device=load_device(name) if name is not None else None,
         policies=asked,
         warnings=(
             *origin.warnings,

@@ -212,19 +212,39 @@ def _run_fields(data: dict[str, Any], where: str) -> Source:
         base = _merged(base, model=fields)
     else:
         raise SpecError(f"{where}: model is {model!r}", "name a preset, or give the model's fields")
-    policies = data.get("policies") or ()
-    if isinstance(policies, str):
-        policies = (policies,)
     return _merged(
         base,
         layout=_section(data, "layout", where),
         workload=_section(data, "workload", where),
         training=_section(data, "training", where),
-        framework=data.get("framework"),
-        device=data.get("device"),
-        policies=tuple(str(policy) for policy in policies),
+        framework=word_of(data, "framework", where),
+        device=word_of(data, "device", where),
+        policies=_policies(data, where),
         title=str(data.get("title") or ""),
     )
+
+
+def word_of(data: Mapping[str, Any], key: str, where: str) -> str | None:
+    """The name under ``key``, None if there is none; ``SpecError`` for anything but a text."""
+    value = data.get(key)
+    if value is not None and (not isinstance(value, str) or not value.strip()):
+        raise SpecError(
+            f"{where}: {key} is {shorten(value)}, not a name",
+            f"write {key}: NAME" + (", or a path to a file of your own" if key == "device" else ""),
+        )
+    return value
+
+
+def _policies(data: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """A run file's policies: one name or a list of names."""
+    value = data.get("policies")
+    listed = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+        raise SpecError(
+            f"{where}: policies is {shorten(value)}, not names",
+            "write policies: [none, selective], or one name",
+        )
+    return tuple(listed)
 
 
 def _merged(base: Source, **parts: Any) -> Source:

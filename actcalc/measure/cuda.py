@@ -24,9 +24,11 @@ from actcalc.measure.module import build_module, load_factory
 from actcalc.measure.results import CudaStep, Dtype
 from actcalc.measure.run import failing_as_spec_error, loss_of
 
+_TRACE = "leave --device out: the trace needs no GPU"
 
-def _require_gpu() -> Any:
-    """Return the ``torch`` module of a machine that has a GPU.
+
+def require_gpu(hint: str = _TRACE) -> Any:
+    """Return the ``torch`` module of a machine that has a GPU; ``hint`` is what else to do.
 
     Raises:
         MissingExtraError: PyTorch is not installed.
@@ -36,12 +38,10 @@ def _require_gpu() -> Any:
     if torch.version.cuda is None and torch.version.hip is None:
         raise SpecError(
             f"no GPU to run on: this PyTorch ({torch.__version__}) is built without CUDA",
-            hint="leave --device out: the trace needs no GPU",
+            hint=hint,
         )
     if not torch.cuda.is_available():
-        raise SpecError(
-            "no GPU to run on: PyTorch sees none", hint="leave --device out: the trace needs no GPU"
-        )
+        raise SpecError("no GPU to run on: PyTorch sees none", hint=hint)
     return torch
 
 
@@ -111,7 +111,7 @@ def measure_cuda(
         MissingExtraError: PyTorch or transformers is not installed.
         SpecError: no GPU, an invalid configuration or option, or too little memory.
     """
-    torch = _require_gpu()
+    torch = require_gpu()
     require_transformers()
     parameter_dtype, autocast_dtype = torch_dtype(dtype)
     whole = build_config(source)
@@ -151,7 +151,7 @@ def measure_module_cuda(factory: Callable[[], Any] | str, *, amp: str | None = N
         MissingExtraError: PyTorch is not installed.
         SpecError: no GPU, a bad factory, or too little memory.
     """
-    torch = _require_gpu()
+    torch = require_gpu()
     build = load_factory(factory) if isinstance(factory, str) else factory
     _, autocast_dtype = torch_dtype(f"amp-{amp}" if amp else "fp32")
     with _fitting(), torch.device("cuda"):

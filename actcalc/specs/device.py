@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 from actcalc.errors import SpecError
 from actcalc.specs.base import Bounds, Spec
 
-Number = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
+Number = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 """A number format of matrix multiplication."""
 
 Memory = Annotated[int, Bounds(1, 2**50)]
@@ -26,7 +26,7 @@ class Device(Spec):
     """
 
     name: str
-    """Preset name, as given to --device."""
+    """What --device calls it: a preset's name, or that of its file."""
     title: str
     """One line for people."""
     memory_nominal_bytes: Memory
@@ -57,6 +57,9 @@ class Device(Spec):
     """Memory the runtime's context takes before the first tensor, in bytes."""
     compute_capability: int | None = None
     """Major CUDA compute capability; None for devices of other makers."""
+    efficiency: str | None = None
+    """What is reached of its peaks: a preset of shares (presets/efficiency) or a YAML file of them,
+    as `actcalc calibrate` writes; None: what is assumed of any device."""
 
     def _check(self) -> None:
         known = get_args(Number)

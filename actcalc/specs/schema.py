@@ -1,10 +1,11 @@
-"""JSON Schema of a run file."""
+"""JSON Schemas of the files that people write: a run, a device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from actcalc.specs.device import Device
 from actcalc.specs.layout import Layout
 from actcalc.specs.model import Model
 from actcalc.specs.optimizers import OPTIMIZERS
@@ -55,10 +56,45 @@ def run_schema() -> dict[str, Any]:
             "model": {"anyOf": [{"type": "string", "description": "preset name"}, model]},
             **parts,
             "framework": {"type": "string"},
-            "device": {"type": "string"},
+            "device": {"type": "string", "description": "name of a device, or path to its file"},
             "policies": {
                 "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
             },
         },
         "$defs": definitions,
     }
+
+
+def device_schema() -> dict[str, Any]:
+    """JSON Schema of what a device's file may hold: the fields of a device, each with a source.
+
+    The name is the file's, and a title is not needed; every value may be written as
+    ``{value: ..., source: ...}``.
+    """
+    schema: dict[str, Any] = Device.model_json_schema()
+    text = {"type": "string"}
+
+    def sourced(plain: Mapping[str, Any]) -> dict[str, Any]:
+        with_source = {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["value"],
+            "properties": {"value": plain, "source": text},
+        }
+        return {"anyOf": [plain, with_source]}
+
+    fields = schema["properties"]
+    peaks = fields["peak_flops"]
+    one_peak = sourced(peaks.pop("additionalProperties"))
+    names = peaks.pop("propertyNames")["enum"]
+    peaks |= {
+        "additionalProperties": False,
+        "properties": {"source": text, **dict.fromkeys(names, one_peak)},
+    }
+    for key, field in fields.items():
+        if key not in ("name", "title", "peak_flops"):
+            about = {k: field.pop(k) for k in ("description", "title", "default") if k in field}
+            fields[key] = {**about, **sourced(field)}
+    fields["source"] = {"type": "string", "description": "Of every value that states no other."}
+    schema["required"] = [key for key in schema["required"] if key not in ("name", "title")]
+    return schema

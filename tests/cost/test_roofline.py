@@ -14,7 +14,8 @@ from actcalc.cost.roofline import roofline_of
 from actcalc.cost.step import step_time
 from actcalc.errors import SpecError
 from actcalc.io import presets
-from actcalc.io.runs import load_device, load_run
+from actcalc.io.devices import load_device
+from actcalc.io.runs import load_run
 from actcalc.layers.core.graph import Collective
 from actcalc.policy.rules import NONE, parse_policy
 from actcalc.run.staged import StagedRun
@@ -137,12 +138,12 @@ def test_every_device_has_rates_and_sources(name):
         assert rates.intra >= 0
 
 
-def test_efficiency_families_name_devices():
-    from actcalc.io.presets import presets_root
-    from actcalc.io.yamlfile import read_mapping
+def test_every_file_of_shares_belongs_to_a_device_or_to_all():
+    from actcalc.cost.rates import efficiency_presets
 
-    table = read_mapping(presets_root() / "efficiency" / "families.yaml")
-    assert set(table) <= set(presets.names("devices"))
+    used = {load_device(name).efficiency for name in presets.names("devices")}
+    of_kernels = {"flash-attention-1", "flash-attention-triton"}
+    assert used - {None} == set(efficiency_presets()) - {"default"} - of_kernels
 
 
 @pytest.mark.parametrize("bad", ["gem=0.5", "gemm", "gemm=2", "gemm=0", "gemm=x", "memory=nan"])

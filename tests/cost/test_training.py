@@ -10,7 +10,8 @@ from actcalc.cost.rates import default_note, efficiency_presets, parse_overrides
 from actcalc.cost.roofline import roofline_of
 from actcalc.cost.step import step_time
 from actcalc.errors import SpecError
-from actcalc.io.runs import load_device, load_run
+from actcalc.io.devices import load_device
+from actcalc.io.runs import load_run
 from actcalc.memory.states import parameters_of, states
 from actcalc.policy.rules import NONE
 from actcalc.run.staged import StagedRun

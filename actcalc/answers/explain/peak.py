@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from actcalc.answers.explain.term import KORTHIKANTI, MCKP, Body, Term, gb
-from actcalc.io.runs import load_device
+from actcalc.io.devices import load_device
 from actcalc.memory.stage import StageMemory
 from actcalc.plan.options import Costs
 from actcalc.run.staged import StagedRun
@@ -125,7 +125,7 @@ TERMS = (
             "memory-model",
             "frontier",
         ),
-        heeds=("device", "schedule", "global_batch", "layers_per_stage", "vpp"),
+        heeds=("device", "peak", "schedule", "global_batch", "layers_per_stage", "vpp"),
     ),
 )
 """The terms of this module."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from actcalc.answers.explain.term import HU, ZERO, ZERO_OFFLOAD, Body, Term, gb
 from actcalc.errors import SpecError
-from actcalc.io.runs import load_device
+from actcalc.io.devices import load_device
 from actcalc.layers.adapters import targeted
 from actcalc.memory.stage import StageMemory
 from actcalc.memory.states import States
@@ -204,6 +204,6 @@ TERMS = (
         layout={"tp": 8, "sp": True, "pp": 8},
     ),
     Term("lora", _lora, words=("adapters", "qlora"), model="llama-3-8b", layout={}),
-    Term("offload", _offload, heeds=("device",), layout={"tp": 8, "sp": True, "pp": 8}),
+    Term("offload", _offload, heeds=("device", "peak"), layout={"tp": 8, "sp": True, "pp": 8}),
 )
 """The terms of this module."""
