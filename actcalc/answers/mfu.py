@@ -19,6 +19,7 @@ from actcalc.cost.rates import default_note, peak_flops, rates_of
 from actcalc.cost.roofline import roofline_of
 from actcalc.cost.step import StepTime, check_timed, step_time
 from actcalc.errors import SpecError
+from actcalc.memory.stage import total_bytes
 from actcalc.policy.rules import Policy
 from actcalc.run.staged import StagedRun
 from actcalc.specs.device import Device
@@ -119,6 +120,10 @@ class Utilisation(RunAnswer):
     """Hardware FLOPs over the same."""
     hfu_by_ops_ratio: float
     """Hardware FLOPs counted op by op over the same."""
+    device_bytes: int
+    """What the fullest GPU of the layout needs in all, states and buffers included."""
+    fits: bool
+    """Whether that is within its memory."""
     possible: bool
     """Whether the devices can do it: what must really be computed (with flash attention only the
     scores below a causal diagonal) is within their peak."""
@@ -187,6 +192,7 @@ def utilisation(
     by_ops = _scaled(hardware.op_flops, batch, run)
     step_tokens = batch * run.workload.seq
     least = _scaled(hardware_flops(staged, policy, _computed(run)).op_flops, batch, run) / available
+    needed = total_bytes(staged, policy)
     impossible = _impossible(useful / available, least, frozen=bool(run.training.lora_rank))
     return Utilisation(
         **header(staged),
@@ -203,6 +209,8 @@ def utilisation(
         mfu_ratio=useful / available,
         hfu_ratio=done / available,
         hfu_by_ops_ratio=by_ops / available,
+        device_bytes=needed,
+        fits=needed <= _device(run).usable_bytes,
         possible=least <= 1,
         peak_flops_per_second=peak,
         model_flops_per_second_per_gpu=useful / (seconds * count),

@@ -7,6 +7,7 @@ stage slows the step as it does in practice.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -73,12 +74,10 @@ def step_time(policy: Policy, roofline: Roofline, *, count: int | None = None) -
     whole = [sum(stage, NOTHING) for stage in times]
     stage = max(range(len(whole)), key=lambda index: (whole[index].forward, whole[index].backward))
     busiest = whole[stage]
-    gradients = _gradients(staged, _trained(staged), rates, busiest.backward)
-    stages = range(staged.run.layout.pp)
-    optimizer = max(
-        optimizer_time(staged.graph, list(staged.graphs(index)), training, rates).total
-        for index in stages
-    )
+    # Stages with the same layers take the same time: each kind is timed once.
+    held = dict.fromkeys(tuple(staged.graphs(index)) for index in range(staged.run.layout.pp))
+    gradients = _gradients(staged, _trained(staged, held), rates, busiest.backward)
+    optimizer = max(optimizer_time(staged.graph, one, training, rates).total for one in held)
     return StepTime(
         total=pipeline + gradients + optimizer,
         pipeline=pipeline,
@@ -236,11 +235,11 @@ def _pipeline(
     return run.total_seconds, run.bubble_ratio
 
 
-def _trained(staged: StagedRun) -> tuple[int, int]:
+def _trained(staged: StagedRun, held: Iterable[Sequence[Graph]]) -> tuple[int, int]:
     """Trained parameters of the busiest rank: those of all replicas, and routed experts."""
     best = (0, 0)
-    for stage in range(staged.run.layout.pp):
-        total = rank_parameters(staged.graph, list(staged.graphs(stage)), staged.run.training)
+    for graphs in held:
+        total = rank_parameters(staged.graph, graphs, staged.run.training)
         best = max(best, (total.dense.trained, total.expert.trained), key=sum)
     return best
 
