@@ -53,8 +53,12 @@ class Prediction:
     """One optimizer step."""
     pipeline_seconds: float
     """From the first forward to the last backward."""
+    host_seconds: float
+    """Of the pipeline: the device waits for the host, which runs and launches its kernels."""
+    exchange_seconds: float
+    """Of the pipeline: exposed exchange of tokens between expert-parallel ranks."""
     gradients_seconds: float
-    """Exposed reduction of gradients over replicas."""
+    """Exposed reduction of gradients over replicas, and gathering of the weights they update."""
     optimizer_seconds: float
     """The optimizer's pass over its states, as they are kept and sharded."""
     bubble_ratio: float
@@ -370,6 +374,8 @@ def _prediction(
     return Prediction(
         step_seconds=step.total,
         pipeline_seconds=step.pipeline,
+        host_seconds=step.host,
+        exchange_seconds=step.exchange,
         gradients_seconds=step.gradients,
         optimizer_seconds=step.optimizer,
         bubble_ratio=step.bubble_ratio,
@@ -414,8 +420,33 @@ def _notes(
     if isinstance(prediction, str):
         notes.append(f"No predicted time: {prediction}.")
     else:
-        notes += [*_time_notes(run), default_note(run.device, efficiency) if run.device else ""]
+        notes += [
+            *host_notes(run, prediction),
+            *_time_notes(run),
+            default_note(run.device, efficiency) if run.device else "",
+        ]
     return tuple(dict.fromkeys(note for note in notes if note))
+
+
+def host_notes(run: Run, step: StepTime) -> list[str]:
+    """What the host's launches add to a predicted step, and what would help."""
+    notes = []
+    captured = run.workload.kernels.cuda_graphs
+    if step.host > 0.02 * step.total:
+        remedies = ["a larger --micro-batch"]
+        if captured != "full" and run.framework.layers == "megatron":
+            more = "full" if captured == "attention" or not run.model.moe else "attention"
+            remedies.insert(0, f"--cuda-graphs {more}")
+        notes.append(
+            f"The host launches kernels more slowly than the GPU runs them: it waits "
+            f"{step.host / step.total:.0%} of the step. Remedies: {', '.join(remedies)}."
+        )
+    if captured != "none":
+        notes.append(
+            f"CUDA graphs ({captured}): their static inputs and private pools are not in the "
+            "memory figures."
+        )
+    return notes
 
 
 def _time_notes(run: Run) -> list[str]:

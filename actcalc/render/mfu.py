@@ -61,6 +61,10 @@ def mfu_sheets(result: Utilisation, units: str) -> list[Sheet]:
     if guess and result.basis == "predicted":
         rows.append(("pipeline", guess.pipeline_seconds, "s"))
         rows.append(("of it idle", 100 * guess.bubble_ratio, "%"))
+        if guess.host_seconds:
+            rows.append(("of it waiting for the host", guess.host_seconds, "s"))
+        if guess.exchange_seconds:
+            rows.append(("of it expert exchange", guess.exchange_seconds, "s"))
         rows.append(("gradients, exposed", guess.gradients_seconds, "s"))
         rows.append(("optimizer", guess.optimizer_seconds, "s"))
     if result.training:
