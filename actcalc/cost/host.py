@@ -70,7 +70,7 @@ class Host:
         return self.megatron and any(op.kind == "dispatch" for op in graph.ops)
 
     def _inside(self, graph: Graph) -> set[str]:
-        """Norms that run in the module of the product that alone reads them (TE LayerNormLinear)."""
+        """Norms that run in the module of the product that alone reads them (LayerNormLinear)."""
         if graph not in self._norms:
             readers: dict[str, list[Op]] = {}
             for op in graph.ops:
