@@ -462,6 +462,13 @@ def _time_notes(run: Run) -> list[str]:
     if training.lora_rank:
         notes.append(
             "Adapters alone are trained: MFU counts a whole backward by convention; HFU and the "
-            "predicted step count no gradients of frozen weights, nor the adapters' own products."
+            "predicted step count no gradients of frozen weights; the step has the adapters' own "
+            "products, and making a quantised base whole again."
+        )
+    own = run.framework.recipe
+    if training.recipe not in ("auto", own):
+        notes.append(
+            f"Recipe {training.recipe} sums weight gradients otherwise than {own}, "
+            f"{run.framework.name}'s own: what each micro-batch moves for them is in the time."
         )
     return notes

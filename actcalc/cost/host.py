@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from actcalc.cost.optime import OpTime
 from actcalc.cost.rates import Rates
+from actcalc.layers.adapters import low_rank
 from actcalc.layers.core.graph import Graph, Op
 from actcalc.run.staged import StagedRun
 
@@ -28,6 +29,7 @@ _ROUTING = (9, 10)
 _DISPATCH = (21, 8)
 _COMBINE = (5, 4)
 _SINGLE_EXPERT = (6, 11)
+_ADAPTER = (4, 6)  # two products, scaling, addition; four products, scaling, addition
 # Rotating queries or keys op by op: sine, cosine, casts, halves, products, sum, concatenation
 # (Megatron-Core models/common/embeddings/rope_utils.py _apply_rotary_pos_emb_bshd).
 _ROTARY = (10, 8)
@@ -91,7 +93,13 @@ class Host:
         if self.captured == "attention" and op.group == "attention":
             return Spent(0.0, 0.0)
         if op.kind == "linear":
-            return self._product(op)
+            own = self._product(op)
+            if low_rank(op.name) in op.outputs:
+                return Spent(
+                    own.forward + _ADAPTER[0] * self.kernel,
+                    own.backward + _ADAPTER[1] * self.kernel,
+                )
+            return own
         if self.vendor and op.kind in ("core", "norm"):
             once = 0.0 if op.name in self._inside(graph) else self.product
             return Spent(once, once)

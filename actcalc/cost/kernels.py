@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from actcalc.cost.adapters import Beside, adapter_seconds, whole_again_seconds
 from actcalc.cost.collective import collective_seconds, group_of, sent_once_seconds
 from actcalc.cost.exchange import beside_exchange
 from actcalc.cost.flops import core_share
 from actcalc.cost.gemm import Product, gemm_seconds
 from actcalc.cost.optime import OpTime, beside
 from actcalc.cost.rates import Rates
+from actcalc.layers.adapters import low_rank
 from actcalc.layers.core.algebra import ONE
 from actcalc.layers.core.graph import Collective, Comm, DType, Graph, Op
 from actcalc.layers.model import ModelGraph
@@ -243,10 +245,24 @@ class OpTimer:
                 # Its bias is added by a kernel of its own; the others' join the kernel after them.
                 forward += self._moved(2 * rows * outside * result)
         if self.run.training.lora_rank:
-            # A frozen weight has no gradient; its adapters' own products are left out (their rank
-            # is a hundredth of the width).
-            wgrad = 0.0
+            wgrad = 0.0  # a frozen weight has no gradient
+            beside = self._adapted(op, whole)
+            forward, dgrad = forward + beside.forward, dgrad + beside.backward
         return _Products(whole, forward, dgrad, wgrad)
+
+    def _adapted(self, op: Op, whole: Product) -> Beside:
+        """What adapters of a frozen layer take, and making its quantised weight whole again."""
+        training = self.run.training
+        forward = backward = 0.0
+        if low_rank(op.name) in op.outputs:
+            fused = not self.run.eager
+            forward, backward = adapter_seconds(whole, training.lora_rank, self.rates, fused=fused)
+        if self.graph.name not in ("embedding", "head"):
+            again = whole_again_seconds(
+                whole.batch * whole.n * whole.k, training.base_bits, whole.result_bytes, self.rates
+            )
+            forward, backward = forward + again, backward + again
+        return Beside(forward, backward)
 
     def _backward_comms(self, op: Op) -> tuple[float, float, float]:
         """Seconds hidden beside dX, hidden beside dW, and exposed."""

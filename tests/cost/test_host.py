@@ -125,3 +125,29 @@ def test_megatrons_options_are_read(cli, tmp_path):
     assert kernels["cuda_graphs"] == "attention"
     assert done["training"]["overlapped_reduction"] is True
     assert done["training"]["overlapped_gather"] is True
+
+
+LORA = ("mfu", "mistral-7b", "--framework", "transformers", "--device", "h100-80gb", "--seq", 2048,
+        "--attention", "flash")  # fmt: skip
+
+
+def test_adapters_take_time_of_their_own(cli):
+    """Their FLOPs are a hundredth; their narrow products and additions move the wide tensors."""
+    whole = predicted(cli, *LORA)["pipeline_seconds"]
+    adapted = predicted(cli, *LORA, "--lora-rank", 16)["pipeline_seconds"]
+    narrow = predicted(cli, *LORA, "--lora-rank", 16, "--lora-targets", "attention")
+    quantised = predicted(cli, *LORA, "--lora-rank", 16, "--set", "base_bits=4")
+    assert 2 / 3 * whole < adapted < whole  # two thirds of the products, and the adapters
+    assert narrow["pipeline_seconds"] < adapted < quantised["pipeline_seconds"]
+
+
+def test_a_quantised_base_is_read_and_made_whole():
+    from actcalc.cost.adapters import whole_again_seconds
+    from actcalc.cost.rates import rates_of
+    from actcalc.io.runs import load_run
+
+    run = load_run("gpt2", device="a100-80gb")
+    rates = rates_of(run.device, "bf16")
+    found = whole_again_seconds(1e9, 4, 2.0, rates) - rates.shares.kernel_seconds
+    assert found == pytest.approx(2.5e9 / rates.memory)
+    assert whole_again_seconds(1e9, 16, 2.0, rates) == 0
