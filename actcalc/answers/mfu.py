@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from actcalc.answers.calibrate import Calibration
 from actcalc.answers.header import RunAnswer, header, run_notes
+from actcalc.answers.judged import judged
 from actcalc.cost.flops import Counting, hardware_flops, model_flops
 from actcalc.cost.rates import default_note, peak_flops, rates_of
 from actcalc.cost.roofline import roofline_of
@@ -51,6 +52,13 @@ class Prediction:
 
     step_seconds: float
     """One optimizer step."""
+    low_seconds: float
+    """The step, were it as much off as the fastest tenth of published runs of its kind (of fewer
+    than ten, the fastest); the predicted one where no published run is of its kind."""
+    high_seconds: float
+    """The same of the slowest."""
+    judged_runs: int
+    """Published runs of its kind (device, dense or experts or adapters) that say so; 0 if none."""
     pipeline_seconds: float
     """From the first forward to the last backward."""
     host_seconds: float
@@ -371,8 +379,12 @@ def _prediction(
     if isinstance(step, str):
         return None
     shares = rates_of(_device(run), run.workload.arithmetic, efficiency).shares
+    range_ = judged(run)
     return Prediction(
         step_seconds=step.total,
+        low_seconds=step.total * range_.low,
+        high_seconds=step.total * range_.high,
+        judged_runs=range_.runs,
         pipeline_seconds=step.pipeline,
         host_seconds=step.host,
         exchange_seconds=step.exchange,
@@ -421,11 +433,24 @@ def _notes(
         notes.append(f"No predicted time: {prediction}.")
     else:
         notes += [
+            range_note(run, prediction),
             *host_notes(run, prediction),
             *_time_notes(run),
             default_note(run.device, efficiency) if run.device else "",
         ]
     return tuple(dict.fromkeys(note for note in notes if note))
+
+
+def range_note(run: Run, step: StepTime) -> str:
+    """Between which times published runs of the same kind put such a step."""
+    found = judged(run)
+    if not found.runs:
+        return f"No published run of this kind ({found.kind}) judges the predicted time."
+    which = f"{found.runs} published runs" if found.runs > 1 else "one published run"
+    return (
+        f"By {which} of this kind ({found.kind}): {step.total * found.low:.2g} to "
+        f"{step.total * found.high:.2g} s."
+    )
 
 
 def host_notes(run: Run, step: StepTime) -> list[str]:

@@ -136,7 +136,7 @@ def shares_of(device: Device) -> tuple[Shares, Mapping[str, str]]:
     """The device's shares and the source of each; what no source gives is the default's."""
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for name in ("default", _family(device.name)):
+    for name in ("default", family_of(device.name)):
         for key, value, origin in _entries(name):
             values[key], sources[key] = value, origin
     return Shares(**values), sources
@@ -151,8 +151,8 @@ _TELLING = {
 
 def default_note(device: Device, overrides: Mapping[str, float] | None = None) -> str:
     """Which of the device's shares are only assumed, in one sentence; empty if none is."""
-    own = {key for key, _, _ in _entries(_family(device.name))} | set(overrides or ())
-    if _family(device.name) == "default":
+    own = {key for key, _, _ in _entries(family_of(device.name))} | set(overrides or ())
+    if family_of(device.name) == "default":
         own = set(overrides or ())
     missing = [words for key, words in _TELLING.items() if key not in own]
     if not missing:
@@ -163,7 +163,8 @@ def default_note(device: Device, overrides: Mapping[str, float] | None = None) -
     )
 
 
-def _family(name: str) -> str:
+def family_of(name: str) -> str:
+    """The file of shares that a device takes its own from; ``default`` if it has none."""
     return str(_families(presets_root() / "efficiency" / "families.yaml").get(name, "default"))
 
 

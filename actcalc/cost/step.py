@@ -154,11 +154,19 @@ def _sharded(roofline: Roofline, graph: Graph, time: LayerTime) -> LayerTime:
     """A layer whose weights are sharded over replicas (ZeRO-3, FSDP).
 
     Weights are gathered before its forward and again before its backward, gradients scattered
-    after it, each beside the neighbouring layers' work (FSDP prefetches one layer).
+    after it, each beside the neighbouring layers' work (FSDP prefetches one layer). Without
+    prefetch the layer waits for its weights.
     """
     gather, scatter = _shards(roofline, graph)
     if not gather:
         return time
+    if not roofline.training.prefetch:
+        share = roofline.rates.shares.communication_multiprocessors
+        return replace(
+            time,
+            forward=gather + time.forward,
+            backward=gather + beside(time.backward, scatter, share),
+        )
     share = roofline.rates.shares.communication_multiprocessors
     return replace(
         time,

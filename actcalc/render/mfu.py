@@ -36,11 +36,22 @@ def _unfit(result: Utilisation, units: str) -> str:
     return f"With this layout and policy a run {needs}: what was measured had others."
 
 
+def _warranted(result: Utilisation) -> float:
+    """The step time with as many digits as it is known to: two of a prediction that may be off by
+    more than a twentieth, else three; all of a measured one."""
+    guess = result.prediction
+    if result.basis != "predicted" or guess is None:
+        return result.step_seconds
+    spread = guess.high_seconds - guess.low_seconds
+    digits = 2 if not guess.judged_runs or spread > 0.1 * guess.step_seconds else 3
+    return float(f"{result.step_seconds:.{digits}g}")
+
+
 def mfu_sheets(result: Utilisation, units: str) -> list[Sheet]:
     """Figures of one step; a calibration's runs below it. First whether it fits at all."""
     unfit = _unfit(result, units)
     rows = [
-        ("step time", result.step_seconds, "s"),
+        ("step time", _warranted(result), "s"),
         ("MFU", 100 * result.mfu_ratio, "% of peak"),
         ("HFU", 100 * result.hfu_ratio, "% of peak"),
         ("model", result.model_flops_per_second_per_gpu / 1e12, "TFLOP/s per GPU"),

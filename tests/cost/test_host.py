@@ -151,3 +151,27 @@ def test_a_quantised_base_is_read_and_made_whole():
     found = whole_again_seconds(1e9, 4, 2.0, rates) - rates.shares.kernel_seconds
     assert found == pytest.approx(2.5e9 / rates.memory)
     assert whole_again_seconds(1e9, 16, 2.0, rates) == 0
+
+
+def test_a_predicted_time_has_its_range(cli):
+    """From published runs of its kind, and as many digits as that allows."""
+    done = cli(
+        "mfu", "llama-3-8b", "--device", "h100-80gb", "--zero", 3, "--dp", 8, "--policy", "full"
+    )
+    assert "published runs of this kind (h100 dense)" in " ".join((done.out + done.err).split())
+    guess = predicted(cli, "mfu", "llama-3-8b", "--device", "h100-80gb", "--zero", 3, "--dp", 8)
+    assert guess["low_seconds"] <= guess["step_seconds"] < guess["high_seconds"]
+    assert guess["judged_runs"] >= 50
+    shown = next(line for line in done.out.splitlines() if line.startswith(" step time"))
+    assert len(shown.split()[2].replace(".", "").lstrip("0")) == 2
+    none = cli(
+        "mfu", "llama-3-8b", "--device", "mi300x", "--zero", 3, "--dp", 8, "--policy", "full"
+    )
+    assert "No published run of this kind (mi300x dense)" in " ".join((none.out + none.err).split())
+
+
+def test_weights_that_are_not_prefetched_are_waited_for(cli):
+    run = ("mfu", "llama-3-8b", "--device", "h100-80gb", "--zero", 3, "--dp", 64, "--framework",
+           "megatron")  # fmt: skip
+    waited = predicted(cli, *run, "--set", "training.prefetch=false")["pipeline_seconds"]
+    assert waited > predicted(cli, *run)["pipeline_seconds"]

@@ -14,6 +14,7 @@ from tests.published.step_times import ROWS
 JUDGED = {
     "bloom": r"bloom|tr11-176B|bigscience",
     "bridge": r"Megatron-Bridge|performance-summary",
+    "bridge-moe": r"Megatron-Bridge",
     "bridge-rc": r"Megatron-Bridge",
     "hf-bertlarge": r"perf_train_gpu_one|Efficient training on a single GPU",
     "internevo": r"internevo|internlm",
@@ -63,3 +64,15 @@ def test_every_constant_has_a_source():
             continue
         for key, entry in yaml.safe_load(path.read_text(encoding="utf-8")).items():
             assert key == "title" or entry["source"], f"{path.name}: {key}"
+
+
+def test_ranges_are_those_of_the_benchmark():
+    """``python -m benchmarks.step_times --errors > presets/accuracy/step-times.yaml``."""
+    from benchmarks.step_times import errors_yaml
+    from tests.published.step_times import outcomes
+
+    kept = yaml.safe_load((ROOT / "presets" / "accuracy" / "step-times.yaml").read_text("utf-8"))
+    found = yaml.safe_load(errors_yaml(outcomes()))
+    assert set(kept) == set(found)
+    for name in set(kept) - {"title"}:
+        assert kept[name] == pytest.approx(found[name], abs=0.011), name
