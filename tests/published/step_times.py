@@ -202,8 +202,8 @@ CAUSES = {
     ),
     r"bridge-moe/(050|227)": (
         "no cause is proven: experts in fp8, one sequence a micro-batch, 3 to 4 ms a layer and "
-        "micro-batch predicted, 6 to 9 measured; casts expert by expert, and ranks that wait in each exchange for the "
-        "slowest host, are not modelled"
+        "micro-batch predicted, 6 to 9 measured; casts expert by expert, and ranks that wait in "
+        "each exchange for the slowest host, are not modelled"
     ),
     r"bridge-rc/moonlight": (
         "one micro-batch of 4096 tokens for 27 layers of 64 experts on 8 GPUs: 77 TFLOP/s, 8 % of "
