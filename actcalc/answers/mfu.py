@@ -14,11 +14,13 @@ from typing import Any, ClassVar, Literal
 
 from actcalc.answers.calibrate import Calibration
 from actcalc.answers.header import RunAnswer, header, run_notes
+from actcalc.answers.judged import judged
 from actcalc.cost.flops import Counting, hardware_flops, model_flops
 from actcalc.cost.rates import default_note, peak_flops, rates_of
 from actcalc.cost.roofline import roofline_of
 from actcalc.cost.step import StepTime, check_timed, step_time
 from actcalc.errors import SpecError
+from actcalc.memory.stage import total_bytes
 from actcalc.policy.rules import Policy
 from actcalc.run.staged import StagedRun
 from actcalc.specs.device import Device
@@ -50,10 +52,21 @@ class Prediction:
 
     step_seconds: float
     """One optimizer step."""
+    low_seconds: float
+    """The step, were it as much off as the fastest tenth of published runs of its kind (of fewer
+    than ten, the fastest); the predicted one where no published run is of its kind."""
+    high_seconds: float
+    """The same of the slowest."""
+    judged_runs: int
+    """Published runs of its kind (device, dense or experts or adapters) that say so; 0 if none."""
     pipeline_seconds: float
     """From the first forward to the last backward."""
+    host_seconds: float
+    """Of the pipeline: the device waits for the host, which runs and launches its kernels."""
+    exchange_seconds: float
+    """Of the pipeline: exposed exchange of tokens between expert-parallel ranks."""
     gradients_seconds: float
-    """Exposed reduction of gradients over replicas."""
+    """Exposed reduction of gradients over replicas, and gathering of the weights they update."""
     optimizer_seconds: float
     """The optimizer's pass over its states, as they are kept and sharded."""
     bubble_ratio: float
@@ -119,6 +132,10 @@ class Utilisation(RunAnswer):
     """Hardware FLOPs over the same."""
     hfu_by_ops_ratio: float
     """Hardware FLOPs counted op by op over the same."""
+    device_bytes: int
+    """What the fullest GPU of the layout needs in all, states and buffers included."""
+    fits: bool
+    """Whether that is within its memory."""
     possible: bool
     """Whether the devices can do it: what must really be computed (with flash attention only the
     scores below a causal diagonal) is within their peak."""
@@ -187,6 +204,7 @@ def utilisation(
     by_ops = _scaled(hardware.op_flops, batch, run)
     step_tokens = batch * run.workload.seq
     least = _scaled(hardware_flops(staged, policy, _computed(run)).op_flops, batch, run) / available
+    needed = total_bytes(staged, policy)
     impossible = _impossible(useful / available, least, frozen=bool(run.training.lora_rank))
     return Utilisation(
         **header(staged),
@@ -203,6 +221,8 @@ def utilisation(
         mfu_ratio=useful / available,
         hfu_ratio=done / available,
         hfu_by_ops_ratio=by_ops / available,
+        device_bytes=needed,
+        fits=needed <= _device(run).usable_bytes,
         possible=least <= 1,
         peak_flops_per_second=peak,
         model_flops_per_second_per_gpu=useful / (seconds * count),
@@ -359,9 +379,15 @@ def _prediction(
     if isinstance(step, str):
         return None
     shares = rates_of(_device(run), run.workload.arithmetic, efficiency).shares
+    range_ = judged(run)
     return Prediction(
         step_seconds=step.total,
+        low_seconds=step.total * range_.low,
+        high_seconds=step.total * range_.high,
+        judged_runs=range_.runs,
         pipeline_seconds=step.pipeline,
+        host_seconds=step.host,
+        exchange_seconds=step.exchange,
         gradients_seconds=step.gradients,
         optimizer_seconds=step.optimizer,
         bubble_ratio=step.bubble_ratio,
@@ -406,8 +432,46 @@ def _notes(
     if isinstance(prediction, str):
         notes.append(f"No predicted time: {prediction}.")
     else:
-        notes += [*_time_notes(run), default_note(run.device, efficiency) if run.device else ""]
+        notes += [
+            range_note(run, prediction),
+            *host_notes(run, prediction),
+            *_time_notes(run),
+            default_note(run.device, efficiency) if run.device else "",
+        ]
     return tuple(dict.fromkeys(note for note in notes if note))
+
+
+def range_note(run: Run, step: StepTime) -> str:
+    """Between which times published runs of the same kind put such a step."""
+    found = judged(run)
+    if not found.runs:
+        return f"No published run of this kind ({found.kind}) judges the predicted time."
+    which = f"{found.runs} published runs" if found.runs > 1 else "one published run"
+    return (
+        f"By {which} of this kind ({found.kind}): {step.total * found.low:.2g} to "
+        f"{step.total * found.high:.2g} s."
+    )
+
+
+def host_notes(run: Run, step: StepTime) -> list[str]:
+    """What the host's launches add to a predicted step, and what would help."""
+    notes = []
+    captured = run.workload.kernels.cuda_graphs
+    if step.host > 0.02 * step.total:
+        remedies = ["a larger --micro-batch"]
+        if captured != "full" and run.framework.layers == "megatron":
+            more = "full" if captured == "attention" or not run.model.moe else "attention"
+            remedies.insert(0, f"--cuda-graphs {more}")
+        notes.append(
+            f"The host launches kernels more slowly than the GPU runs them: it waits "
+            f"{step.host / step.total:.0%} of the step. Remedies: {', '.join(remedies)}."
+        )
+    if captured != "none":
+        notes.append(
+            f"CUDA graphs ({captured}): their static inputs and private pools are not in the "
+            "memory figures."
+        )
+    return notes
 
 
 def _time_notes(run: Run) -> list[str]:
@@ -423,6 +487,13 @@ def _time_notes(run: Run) -> list[str]:
     if training.lora_rank:
         notes.append(
             "Adapters alone are trained: MFU counts a whole backward by convention; HFU and the "
-            "predicted step count no gradients of frozen weights, nor the adapters' own products."
+            "predicted step count no gradients of frozen weights; the step has the adapters' own "
+            "products, and making a quantised base whole again."
+        )
+    own = run.framework.recipe
+    if training.recipe not in ("auto", own):
+        notes.append(
+            f"Recipe {training.recipe} sums weight gradients otherwise than {own}, "
+            f"{run.framework.name}'s own: what each micro-batch moves for them is in the time."
         )
     return notes

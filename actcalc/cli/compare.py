@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actcalc.answers.compare import compare_run
+from actcalc.answers.compare import Comparison, compare_run
 from actcalc.cli.options import (
     OutputOptions,
     RunOptions,
@@ -59,7 +59,7 @@ def compare(
         return side_by_side(results, output.units)
 
     emit(sheets, lambda: joined(results, "frameworks"), output)
-    return 0
+    return _code(results)
 
 
 def _compare_models(
@@ -79,7 +79,13 @@ def _compare_models(
     ]
 
     emit(lambda: model_sheets(results, output.units), lambda: joined(results, "models"), output)
-    return 0
+    return _code(results)
+
+
+def _code(results: list[Comparison]) -> int:
+    """1 where a device holds none of the policies of any of them."""
+    fits = [policy.fits for result in results for policy in result.policies]
+    return 1 if False in fits and True not in fits else 0
 
 
 def _compare_layer(layer: MeasuredLayer, options: RunOptions, output: OutputOptions) -> int:

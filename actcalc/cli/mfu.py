@@ -18,7 +18,7 @@ from actcalc.cli.options import (
     refuse_idle,
     with_options,
 )
-from actcalc.cli.output import chosen_format, emit
+from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.cli.values import count_of, counting_of, replicas, seconds_of
 from actcalc.io.sources import source
 from actcalc.render.mfu import mfu_sheets
@@ -69,7 +69,11 @@ def mfu(
         str | None, _option("--calibrate", metavar="FILE", help=_CALIBRATE)
     ] = None,
 ) -> int:
-    """MFU and HFU of a measured step, or the step that an MFU (or the roofline) promises."""
+    """MFU and HFU of a measured step, or the step that an MFU (or the roofline) promises.
+
+    Exit 1 for a step that cannot be: more than the peak, or predicted of a run that does not fit.
+    """
+    check_units(output.units)
     chosen_format(output)
     refuse_idle(options, "mfu", ("device_memory",))
     chosen = replicas(options.run(source(model), training=memory.training()), gpus)
@@ -86,5 +90,5 @@ def mfu(
         efficiency={**shares, **(fit.efficiency if fit else {})},
     )
     result = replace(result, calibration=fit)
-    emit(lambda: mfu_sheets(result), result.document, output)
-    return 0 if result.possible else 1
+    emit(lambda: mfu_sheets(result, output.units), result.document, output)
+    return 0 if result.possible and (result.fits or result.basis != "predicted") else 1

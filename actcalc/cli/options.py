@@ -128,6 +128,10 @@ class RunOptions:
         int | None,
         _option("--recompute-num-layers", help="Layers per segment, or first layers.", panel=_WORK),
     ] = None
+    cuda_graphs: Annotated[
+        str | None,
+        _option("--cuda-graphs", help="Captured: none, attention or full.", panel=_WORK),
+    ] = None
     moe_imbalance: Annotated[
         float | None,
         _option("--moe-imbalance", help="Tokens of the fullest rank over the mean.", panel=_WORK),
@@ -185,13 +189,18 @@ class RunOptions:
             framework=framework if framework is not None else self.frameworks()[0],
             device=self.device,
             policies=self.policies(),
-            settings=self.set or (),
+            settings=self.settings(),
         )
         if self.device_memory is None and self.peak is None:
             return run
         from actcalc.cli.values import with_figures
 
         return with_figures(run, self.device_memory, self.peak)
+
+    def settings(self) -> tuple[str, ...]:
+        """Single fields asked for, those that have a flag of their own last."""
+        graphs = () if self.cuda_graphs is None else (f"kernels.cuda_graphs={self.cuda_graphs}",)
+        return (*(self.set or ()), *graphs)
 
     def policies(self) -> tuple[str, ...]:
         """The policies asked for, Megatron's recompute options among them."""

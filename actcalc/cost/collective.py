@@ -13,7 +13,7 @@ from math import ceil, log2
 
 from actcalc.cost.rates import Rates
 from actcalc.layers.core.graph import Collective
-from actcalc.specs import Layout
+from actcalc.specs import Layout, Moe
 
 _VOLUME = {
     Collective.ALL_REDUCE: 2.0,
@@ -66,6 +66,33 @@ def collective_seconds(
     if kind is Collective.ALL_REDUCE and size * stride <= rates.node:
         speed *= rates.shares.all_reduce
     return moved / speed + _latency(kind, size, stride, rates)
+
+
+def distinct(parts: int, experts: int, chosen: int) -> float:
+    """Expected number of equal ``parts`` of ``experts`` that hold one of the ``chosen`` of them."""
+    none = 1.0
+    for taken in range(chosen):
+        none *= max(0.0, experts - experts / parts - taken) / (experts - taken)
+    return parts * (1.0 - none)
+
+
+def sent_once_seconds(tokens: float, moe: Moe, size: int, stride: int, rates: Rates) -> float:
+    """Seconds of an exchange that sends each token once to a node, and there once to a rank.
+
+    ``tokens`` are the bytes of one rank's tokens, each counted once. Network and links work at the
+    same time (DeepEP's README: forwarding from RDMA to NVLink; NVIDIA's HybridEP alike). Where
+    routing is limited to groups of experts, so are the nodes.
+    """
+    if size <= 1 or tokens <= 0:
+        return 0.0
+    nodes = min(size, ceil(size * stride / rates.node))
+    members = size / nodes
+    reached = distinct(nodes, moe.experts, moe.topk)
+    if moe.groups > 1 and moe.groups % nodes == 0:
+        reached = min(reached, moe.topk_groups)
+    network = tokens * reached * (nodes - 1) / nodes / rates.inter
+    links = tokens * distinct(size, moe.experts, moe.topk) * (members - 1) / members / rates.intra
+    return max(network, links) + _latency(Collective.ALL_TO_ALL, size, stride, rates)
 
 
 def _latency(kind: Collective, size: int, stride: int, rates: Rates) -> float:

@@ -6,13 +6,16 @@ Collectives run beside products where the framework lets them; what is left is e
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from actcalc.cost.collective import collective_seconds, group_of
+from actcalc.cost.adapters import Beside, adapter_seconds, whole_again_seconds
+from actcalc.cost.collective import collective_seconds, group_of, sent_once_seconds
+from actcalc.cost.exchange import beside_exchange
 from actcalc.cost.flops import core_share
 from actcalc.cost.gemm import Product, gemm_seconds
+from actcalc.cost.optime import OpTime, beside
 from actcalc.cost.rates import Rates
+from actcalc.layers.adapters import low_rank
 from actcalc.layers.core.algebra import ONE
 from actcalc.layers.core.graph import Collective, Comm, DType, Graph, Op
 from actcalc.layers.model import ModelGraph
@@ -34,44 +37,6 @@ _FUSED_LOSS_BACKWARD = 4
 # log-softmax 4+4 read, 4 written.
 _METRIC = 18
 _TILE = 128  # query rows and keys of one attention tile (FlashAttention-2, section 3.3)
-
-
-@dataclass(frozen=True)
-class OpTime:
-    """One op on one rank for one micro-batch, in seconds; communication is what is exposed."""
-
-    name: str
-    kind: str
-    group: str
-    forward: float
-    forward_comm: float
-    input_gradient: float
-    weight_gradient: float
-    backward_comm: float
-    backward_hidden: float
-    """Seconds of collectives in backward that run beside a product."""
-    backward_slowed: float = 0.0
-    """Of ``input_gradient`` and ``weight_gradient``: what those collectives lengthen them by."""
-
-    @property
-    def forward_seconds(self) -> float:
-        """Forward with its exposed collectives."""
-        return self.forward + self.forward_comm
-
-    @property
-    def backward_seconds(self) -> float:
-        """Backward with its exposed collectives."""
-        return self.input_gradient + self.weight_gradient + self.backward_comm
-
-    @property
-    def backward_compute(self) -> float:
-        """Backward as it would be without collectives."""
-        return self.input_gradient + self.weight_gradient - self.backward_slowed
-
-
-def beside(compute: float, hidden: float, share: float) -> float:
-    """Seconds of a product with a collective beside it that takes ``share`` of the device."""
-    return max(hidden, compute + share * min(hidden, compute / (1 - share)))
 
 
 class GradientBytes(NamedTuple):
@@ -122,6 +87,7 @@ class Kernels:
         self.model: ModelGraph = model
         self.rates = rates
         self.training: Training = staged.run.training
+        self.microbatches: int = staged.microbatches
         self.eager: bool = framework.op_by_op
         """Element-wise chains run op by op (torch modules without fused kernels)."""
         self.vendor: bool = framework.transformer_engine
@@ -188,8 +154,11 @@ class OpTimer:
     def _moved(self, moved: float, kernels: float = 1) -> float:
         return moved / self.rates.memory + kernels * self.rates.shares.kernel_seconds
 
-    def times(self) -> Iterable[OpTime]:
+    def times(self) -> tuple[OpTime, ...]:
         """Seconds of each op, in order."""
+        return beside_exchange(tuple(self._times()), self.graph, self.run)
+
+    def _times(self) -> Iterable[OpTime]:
         for op in self.graph.ops:
             if op.kind == "linear":
                 yield self._linear(op)
@@ -203,6 +172,10 @@ class OpTimer:
     def _comm(self, comm: Comm) -> float:
         message = float(comm.bytes.value(self.sizes))
         size, stride = group_of(comm.group, self.context.layout)
+        moe, kernels = self.context.model.moe, self.context.workload.kernels
+        once = kernels.moe_token_dispatcher_type == "flex"
+        if once and moe and comm.group == "ep" and comm.collective is Collective.ALL_TO_ALL:
+            return sent_once_seconds(message / moe.topk, moe, size, stride, self.rates)
         return collective_seconds(comm.collective, message, size, stride, self.rates)
 
     # --- matrix products with a weight ------------------------------------------------------------
@@ -272,10 +245,24 @@ class OpTimer:
                 # Its bias is added by a kernel of its own; the others' join the kernel after them.
                 forward += self._moved(2 * rows * outside * result)
         if self.run.training.lora_rank:
-            # A frozen weight has no gradient; its adapters' own products are left out (their rank
-            # is a hundredth of the width).
-            wgrad = 0.0
+            wgrad = 0.0  # a frozen weight has no gradient
+            beside = self._adapted(op, whole)
+            forward, dgrad = forward + beside.forward, dgrad + beside.backward
         return _Products(whole, forward, dgrad, wgrad)
+
+    def _adapted(self, op: Op, whole: Product) -> Beside:
+        """What adapters of a frozen layer take, and making its quantised weight whole again."""
+        training = self.run.training
+        forward = backward = 0.0
+        if low_rank(op.name) in op.outputs:
+            fused = not self.run.eager
+            forward, backward = adapter_seconds(whole, training.lora_rank, self.rates, fused=fused)
+        if self.graph.name not in ("embedding", "head"):
+            again = whole_again_seconds(
+                whole.batch * whole.n * whole.k, training.base_bits, whole.result_bytes, self.rates
+            )
+            forward, backward = forward + again, backward + again
+        return Beside(forward, backward)
 
     def _backward_comms(self, op: Op) -> tuple[float, float, float]:
         """Seconds hidden beside dX, hidden beside dW, and exposed."""
@@ -401,7 +388,7 @@ class OpTimer:
             (self._moved(backward, back_kernels) if backward else 0.0) + self._accumulate(op),
             0.0,
             sum(map(self._comm, op.backward_comm)),
-            0.0,
+            0.0, 0.0, kernels, back_kernels,
         )  # fmt: skip
 
     def _forward_bytes(self, op: Op) -> tuple[float, float]:

@@ -65,6 +65,10 @@ class Shares:
     """Units that work on one output tile of a matrix product each; 0 if tiles are not the unit."""
     kernel_seconds: float = field(metadata=_NO_SHARE)
     """Seconds between the end of one kernel and the start of the next."""
+    launch_seconds: float = field(metadata=_NO_SHARE)
+    """Seconds of the host to launch one kernel from compiled code."""
+    host_pace: float = field(metadata=_NO_SHARE)
+    """Seconds that the machine's host needs over those of an H100 server's x86 host."""
     collective_seconds: float = field(metadata=_NO_SHARE)
     """Seconds of a collective before its first step."""
     hop_seconds: float = field(metadata=_NO_SHARE)

@@ -13,10 +13,13 @@ multiprocessors from it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from actcalc.cost.collective import collective_seconds, group_of
-from actcalc.cost.kernels import Kernels, OpTime, OpTimer
+from actcalc.cost.exchange import exchanged
+from actcalc.cost.host import Host, Spent
+from actcalc.cost.kernels import Kernels, OpTimer
+from actcalc.cost.optime import OpTime
 from actcalc.cost.rates import Rates, rates_of
 from actcalc.errors import SpecError
 from actcalc.layers.core.graph import Collective, Graph
@@ -37,6 +40,15 @@ class LayerTime:
     """Re-run included."""
     weight_gradient: float
     """Part of ``backward`` that a schedule may put off (weight gradients)."""
+    host_forward: float = 0.0
+    """Seconds of the host for its forward; not part of ``forward``."""
+    host_backward: float = 0.0
+    """Seconds of the host for its backward, re-run included."""
+    exchange: float = 0.0
+    """Of forward and backward: the exposed exchange between expert-parallel ranks."""
+    stalled: float = 0.0
+    """Seconds of forward in which the device waits whatever comes before or after: the host itself
+    waited for it and could not run ahead."""
 
     def __add__(self, other: LayerTime) -> LayerTime:
         return LayerTime(
@@ -44,6 +56,31 @@ class LayerTime:
             self.rerun + other.rerun,
             self.backward + other.backward,
             self.weight_gradient + other.weight_gradient,
+            self.host_forward + other.host_forward,
+            self.host_backward + other.host_backward,
+            self.exchange + other.exchange,
+            self.stalled + other.stalled,
+        )
+
+    def __mul__(self, count: int) -> LayerTime:
+        return LayerTime(*(count * seconds for seconds in vars(self).values()))
+
+    def paced(self) -> LayerTime:
+        """The same with what the device waits for the host, which runs ahead within these times.
+
+        All that it waits is then ``stalled``, and part of forward and backward.
+        """
+        late = self.host_forward + self.host_backward
+        late -= self.forward + self.stalled + self.backward
+        forward, backward = self.forward + self.stalled, self.backward
+        if late <= 0:
+            return replace(self, forward=forward)
+        share = late / (self.host_forward + self.host_backward)
+        return replace(
+            self,
+            forward=forward + share * self.host_forward,
+            backward=backward + share * self.host_backward,
+            stalled=self.stalled + late,
         )
 
 
@@ -61,11 +98,12 @@ class Roofline:
         self._ops: dict[Graph, tuple[OpTime, ...]] = {}
         self._layers: dict[tuple[Graph, Policy], LayerTime] = {}
         self._kernels = Kernels(staged, rates)
+        self._host = Host(staged, rates)
 
     def ops(self, graph: Graph) -> tuple[OpTime, ...]:
         """Seconds of each op of ``graph``, in order."""
         if graph not in self._ops:
-            self._ops[graph] = tuple(OpTimer(self._kernels, graph).times())
+            self._ops[graph] = OpTimer(self._kernels, graph).times()
         return self._ops[graph]
 
     def layer(self, graph: Graph, policy: Policy) -> LayerTime:
@@ -81,15 +119,30 @@ class Roofline:
         return tuple(time for time in self.ops(graph) if time.name in again)
 
     def _layer(self, graph: Graph, policy: Policy) -> LayerTime:
-        times = self.ops(graph)
-        again = sum(time.forward_seconds for time in self.rerun(graph, policy))
+        times, rerun = self.ops(graph), self.rerun(graph, policy)
+        again = sum(time.forward_seconds for time in rerun)
         again += self.regathered(graph, policy)
+        forward = sum(time.forward_seconds for time in times)
+        spent = self.spent(graph)
+        host = sum(one.forward for one in spent.values())
         return LayerTime(
-            forward=sum(time.forward_seconds for time in times),
+            forward=forward,
             rerun=again,
             backward=again + sum(time.backward_seconds for time in times),
             weight_gradient=sum(time.weight_gradient for time in times),
+            host_forward=host,
+            host_backward=sum(one.backward for one in spent.values())
+            + sum(spent[time.name].forward for time in rerun),
+            exchange=sum(exchanged(times)) + exchanged(rerun)[0],
+            stalled=max(0.0, host - forward) if self._host.waits(graph) else 0.0,
         )
+
+    def spent(self, graph: Graph) -> dict[str, Spent]:
+        """Seconds of the host for each op of ``graph``, by name."""
+        return {
+            op.name: self._host.spent(graph, op, time)
+            for op, time in zip(graph.ops, self.ops(graph), strict=True)
+        }
 
     def regathered(self, graph: Graph, policy: Policy) -> float:
         """Gathering an input that was kept in parts (Megatron's distribute_saved_activations)."""

@@ -7,11 +7,12 @@ stage slows the step as it does in practice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from actcalc.cost.collective import collective_seconds, send_seconds
-from actcalc.cost.kernels import beside
+from actcalc.cost.optime import beside
 from actcalc.cost.optimizer import optimizer_time, rank_parameters
 from actcalc.cost.rates import Rates
 from actcalc.cost.roofline import NOTHING, LayerTime, Roofline
@@ -49,6 +50,10 @@ class StepTime:
     """Of that backward: forward work done again."""
     stage: int
     """The busiest stage."""
+    host: float
+    """Seconds of the pipeline in which that stage's device waits for its host."""
+    exchange: float
+    """Seconds of it in which that stage waits for tokens to reach their experts and return."""
 
 
 def check_timed(training: Training) -> None:
@@ -68,17 +73,15 @@ def step_time(policy: Policy, roofline: Roofline, *, count: int | None = None) -
     """
     staged, rates, training = roofline.staged, roofline.rates, roofline.training
     batches = count or staged.microbatches
-    times = _chunk_times(policy, roofline)
+    times = [[chunk.paced() for chunk in stage] for stage in _chunk_times(policy, roofline)]
     pipeline, bubble = _pipeline(staged, times, _send(staged.graph, rates), batches)
     whole = [sum(stage, NOTHING) for stage in times]
     stage = max(range(len(whole)), key=lambda index: (whole[index].forward, whole[index].backward))
     busiest = whole[stage]
-    gradients = _gradients(staged, _trained(staged), rates, busiest.backward)
-    stages = range(staged.run.layout.pp)
-    optimizer = max(
-        optimizer_time(staged.graph, list(staged.graphs(index)), training, rates).total
-        for index in stages
-    )
+    # Stages with the same layers take the same time: each kind is timed once.
+    held = dict.fromkeys(tuple(staged.graphs(index)) for index in range(staged.run.layout.pp))
+    gradients = _gradients(staged, _trained(staged, held), rates, busiest)
+    optimizer = max(optimizer_time(staged.graph, one, training, rates).total for one in held)
     return StepTime(
         total=pipeline + gradients + optimizer,
         pipeline=pipeline,
@@ -90,6 +93,8 @@ def step_time(policy: Policy, roofline: Roofline, *, count: int | None = None) -
         backward=busiest.backward,
         rerun=busiest.rerun,
         stage=stage,
+        host=batches * busiest.stalled,
+        exchange=batches * busiest.exchange,
     )
 
 
@@ -103,24 +108,17 @@ def _chunk_times(policy: Policy, roofline: Roofline) -> list[list[LayerTime]]:
             total = NOTHING
             for graph, chosen, amount in stages.tally(chunk):
                 one = _sharded(roofline, graph, roofline.layer(graph, chosen))
-                total = total + _times(one, amount)
+                total = total + one * amount
             if first:
                 total = total + roofline.ends(model.embedding)
                 total = total + _unhidden(roofline, stages.graph(0))
             if last:
                 total = total + roofline.ends(model.head)
                 if model.mtp:
-                    total = total + _times(roofline.ends(model.mtp.graph), model.mtp.count)
+                    total = total + roofline.ends(model.mtp.graph) * model.mtp.count
             row.append(total)
         result.append(row)
     return result
-
-
-def _times(time: LayerTime, count: int) -> LayerTime:
-    return LayerTime(
-        time.forward * count, time.rerun * count, time.backward * count,
-        time.weight_gradient * count,
-    )  # fmt: skip
 
 
 class _Shards(NamedTuple):
@@ -156,17 +154,24 @@ def _sharded(roofline: Roofline, graph: Graph, time: LayerTime) -> LayerTime:
     """A layer whose weights are sharded over replicas (ZeRO-3, FSDP).
 
     Weights are gathered before its forward and again before its backward, gradients scattered
-    after it, each beside the neighbouring layers' work (FSDP prefetches one layer).
+    after it, each beside the neighbouring layers' work (FSDP prefetches one layer). Without
+    prefetch the layer waits for its weights.
     """
     gather, scatter = _shards(roofline, graph)
     if not gather:
         return time
+    if not roofline.training.prefetch:
+        share = roofline.rates.shares.communication_multiprocessors
+        return replace(
+            time,
+            forward=gather + time.forward,
+            backward=gather + beside(time.backward, scatter, share),
+        )
     share = roofline.rates.shares.communication_multiprocessors
-    return LayerTime(
+    return replace(
+        time,
         forward=beside(time.forward, gather, share),
-        rerun=time.rerun,
         backward=beside(time.backward, gather + scatter, share),
-        weight_gradient=time.weight_gradient,
     )
 
 
@@ -218,7 +223,8 @@ def _pipeline(
     # A message occupies the stage that waits for it. Megatron-Core's interleaved schedule alone
     # sends and receives beside the next chunk's work (training/arguments.py: overlap_p2p_comm is on
     # unless --no-overlap-p2p-communication, and set off without interleaving).
-    hidden = layout.vpp > 1 and staged.run.framework.overlaps_messages
+    training, framework = staged.run.training, staged.run.framework
+    hidden = layout.vpp > 1 and framework.overlaps_messages and training.overlapped_messages
 
     def occupied(seconds: float) -> float:
         return max(seconds, send) if hidden else seconds + send
@@ -236,11 +242,11 @@ def _pipeline(
     return run.total_seconds, run.bubble_ratio
 
 
-def _trained(staged: StagedRun) -> tuple[int, int]:
+def _trained(staged: StagedRun, held: Iterable[Sequence[Graph]]) -> tuple[int, int]:
     """Trained parameters of the busiest rank: those of all replicas, and routed experts."""
     best = (0, 0)
-    for stage in range(staged.run.layout.pp):
-        total = rank_parameters(staged.graph, list(staged.graphs(stage)), staged.run.training)
+    for graphs in held:
+        total = rank_parameters(staged.graph, graphs, staged.run.training)
         best = max(best, (total.dense.trained, total.expert.trained), key=sum)
     return best
 
@@ -254,12 +260,14 @@ def _reduced_bytes(training: Training, rules: Recipe) -> int:
 
 
 def _gradients(
-    staged: StagedRun, parameters: tuple[int, int], rates: Rates, backward: float
+    staged: StagedRun, parameters: tuple[int, int], rates: Rates, busiest: LayerTime
 ) -> float:
-    """Exposed seconds of reducing gradients over replicas.
+    """Exposed seconds of reducing gradients over replicas, and of gathering sharded weights.
 
     ZeRO-3 has done it layer by layer. PyTorch's DDP reduces beside the last backward; Megatron
-    reduces after it unless told to overlap (overlap_grad_reduce is off by default).
+    reduces after it unless told to overlap (overlap_grad_reduce is off by default), and gathers
+    what its distributed optimizer updated before the next step unless told to do it beside that
+    step's first forward (overlap_param_gather).
     """
     model, training = staged.graph, staged.run.training
     layout = model.context.layout
@@ -268,7 +276,7 @@ def _gradients(
         return 0.0
     dense, experts = parameters
     element = _reduced_bytes(training, recipe(model, training))
-    seconds = 0.0
+    reduced = gathered = 0.0
     groups = [(dense, replicas, layout.tp)]
     if experts:
         over = max(1, replicas * layout.tp // (layout.ep * (layout.etp or layout.tp)))
@@ -276,11 +284,15 @@ def _gradients(
     for count, size, stride in groups:
         message = count * element
         if layout.zero == 0:
-            seconds += collective_seconds(Collective.ALL_REDUCE, message, size, stride, rates)
+            reduced += collective_seconds(Collective.ALL_REDUCE, message, size, stride, rates)
         else:
-            seconds += collective_seconds(Collective.REDUCE_SCATTER, message, size, stride, rates)
-            seconds += collective_seconds(
+            reduced += collective_seconds(Collective.REDUCE_SCATTER, message, size, stride, rates)
+            gathered += collective_seconds(
                 Collective.ALL_GATHER, count * model.context.act.itemsize, size, stride, rates
             )
-    hidden = model.context.framework.overlaps_reduction
-    return max(0.0, seconds - backward) if hidden else seconds
+    share = rates.shares.communication_multiprocessors
+    if staged.run.framework.overlaps_reduction or training.overlapped_reduction:
+        reduced = beside(busiest.backward, reduced, share) - busiest.backward
+    if training.overlapped_gather:
+        gathered = beside(busiest.forward, gathered, share) - busiest.forward
+    return reduced + gathered

@@ -59,10 +59,15 @@ def _frozen(model: ModelGraph, graph: Graph, training: Training) -> Graph:
 def _low_rank(op: Op, tensors: dict[str, Tensor], model: ModelGraph, training: Training) -> str:
     """Declare the adapter's inner product: the input's rows, r wide."""
     source = tensors[op.inputs[0]]
-    name = f"{op.name}_lora"
+    name = low_rank(op.name)
     rows = source.shape[:-1]
     tensors[name] = Tensor(name, (*rows, Expr.of(training.lora_rank)), model.context.act)
     return name
+
+
+def low_rank(name: str) -> str:
+    """The adapter's inner product of the linear layer ``name``."""
+    return f"{name}_lora"
 
 
 def targeted(group: str, training: Training) -> bool:

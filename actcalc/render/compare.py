@@ -40,7 +40,7 @@ def compare_sheets(result: Comparison, units: str) -> list[Sheet]:
             title=f"{result.title}: activations kept for backward, per GPU",
             columns=columns,
             rows=rows_of(columns, policies),
-            above=_inputs(result),
+            above=(*_unfit(result, units), *_inputs(result)),
             below=(*_optimum(result, units), result.advice),
             notes=(*notes, *result.notes),
         ),
@@ -72,6 +72,23 @@ def _times(result: Comparison, units: str) -> Sheet:
             "A layer is timed for one micro-batch on one rank; its backward includes the re-run.",
         ),
     )
+
+
+def over_memory(needed: int, device: dict[str, Any], units: str) -> str:
+    """``needs X of Y per GPU``: why a run does not fit ``device``."""
+    usable = device["memory_bytes"] or device["memory_nominal_bytes"]
+    return f"needs {size(needed, units)} of {size(usable, units)} per GPU ({device['name']})"
+
+
+def _unfit(result: Comparison, units: str) -> tuple[str, ...]:
+    """What to say first where the device holds none of the policies; nothing where it holds one."""
+    if result.device is None or any(p.fits for p in result.policies):
+        return ()
+    least = min(result.policies, key=lambda p: p.device_bytes or 0)
+    needs = over_memory(least.device_bytes or 0, result.device, units)
+    smaller = max(p.largest_micro_batch or 0 for p in result.policies)
+    remedy = f"; micro-batch {smaller} fits" if smaller else ""
+    return (f"Does not fit: {least.policy}, the smallest, {needs}{remedy}.",)
 
 
 def _cheapest(result: Comparison) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from actcalc.answers.calibrate import BOUNDS, Calibration
 from actcalc.answers.mfu import Prediction, Training, Utilisation
-from actcalc.render.compare import run_lines
+from actcalc.render.compare import over_memory, run_lines
 from actcalc.render.sheet import Column, Row, Sheet, rows_of, share_column
 from actcalc.render.units import count, flops
 
@@ -26,10 +26,32 @@ def four(value: float) -> str:
     return f"{value:.0f}" if "e" in text and abs(value) >= 1 else text
 
 
-def mfu_sheets(result: Utilisation) -> list[Sheet]:
-    """Figures of one step; a calibration's runs below it."""
+def _unfit(result: Utilisation, units: str) -> str:
+    """What to say of a layout that its devices do not hold; empty where they do."""
+    if result.fits or result.device is None or result.prediction is None:
+        return ""
+    needs = over_memory(result.device_bytes, result.device, units)
+    if result.basis == "predicted":
+        return f"Does not fit: {needs}."
+    return f"With this layout and policy a run {needs}: what was measured had others."
+
+
+def _warranted(result: Utilisation) -> float:
+    """The step time with as many digits as it is known to: two of a prediction that may be off by
+    more than a twentieth, else three; all of a measured one."""
+    guess = result.prediction
+    if result.basis != "predicted" or guess is None:
+        return result.step_seconds
+    spread = guess.high_seconds - guess.low_seconds
+    digits = 2 if not guess.judged_runs or spread > 0.1 * guess.step_seconds else 3
+    return float(f"{result.step_seconds:.{digits}g}")
+
+
+def mfu_sheets(result: Utilisation, units: str) -> list[Sheet]:
+    """Figures of one step; a calibration's runs below it. First whether it fits at all."""
+    unfit = _unfit(result, units)
     rows = [
-        ("step time", result.step_seconds, "s"),
+        ("step time", _warranted(result), "s"),
         ("MFU", 100 * result.mfu_ratio, "% of peak"),
         ("HFU", 100 * result.hfu_ratio, "% of peak"),
         ("model", result.model_flops_per_second_per_gpu / 1e12, "TFLOP/s per GPU"),
@@ -50,6 +72,10 @@ def mfu_sheets(result: Utilisation) -> list[Sheet]:
     if guess and result.basis == "predicted":
         rows.append(("pipeline", guess.pipeline_seconds, "s"))
         rows.append(("of it idle", 100 * guess.bubble_ratio, "%"))
+        if guess.host_seconds:
+            rows.append(("of it waiting for the host", guess.host_seconds, "s"))
+        if guess.exchange_seconds:
+            rows.append(("of it expert exchange", guess.exchange_seconds, "s"))
         rows.append(("gradients, exposed", guess.gradients_seconds, "s"))
         rows.append(("optimizer", guess.optimizer_seconds, "s"))
     if result.training:
@@ -71,6 +97,7 @@ def mfu_sheets(result: Utilisation) -> list[Sheet]:
         ),
         rows=tuple(Row(row) for row in rows),
         above=(
+            *([unfit] if unfit and result.basis == "predicted" else []),
             *lines,
             f"policy {result.policy}  {result.global_batch} sequences per step  "
             f"{_BASIS[result.basis]}",
@@ -80,7 +107,7 @@ def mfu_sheets(result: Utilisation) -> list[Sheet]:
             f"{flops(result.hardware_flops)} ({counted}); peak "
             f"{result.peak_flops_per_second / 1e12:.4g} TFLOP/s, dense.",
         ),
-        notes=result.notes,
+        notes=(*result.notes, *([unfit] if unfit and result.basis == "measured" else [])),
         keys=tuple(record),
         records=(tuple(record.values()),),
     )
@@ -90,7 +117,8 @@ def mfu_sheets(result: Utilisation) -> list[Sheet]:
 _FIGURES = (
     "framework", "policy", "gpus", "global_batch", "basis", "step_seconds", "counting",
     "model_flops", "hardware_flops", "hardware_flops_convention", "hardware_flops_by_ops",
-    "mfu_ratio", "hfu_ratio", "hfu_by_ops_ratio", "possible", "peak_flops_per_second",
+    "mfu_ratio", "hfu_ratio", "hfu_by_ops_ratio", "possible", "device_bytes", "fits",
+    "peak_flops_per_second",
     "model_flops_per_second_per_gpu", "hardware_flops_per_second_per_gpu", "tokens_per_second",
     "tokens_per_second_per_gpu", "model_flops_per_token",
 )  # fmt: skip

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from actcalc.errors import SpecError, shorten, suggestion
-from actcalc.specs.base import Spec
+from actcalc.specs.base import Bounds, Spec
 from actcalc.specs.kinds import KINDS, Layers
 from actcalc.specs.training import Recipe
+
+Seconds = Annotated[float, Bounds(0.0, 1.0)]
+"""Seconds of the host for one op."""
 
 _ONLY: Mapping[Layers, tuple[str, ...]] = {
     "megatron": ("model_parallel", "fp8", "multi_token_prediction", "transformer_engine"),
@@ -98,6 +101,12 @@ class Framework(Spec):
     """An interleaved pipeline sends and receives while it computes."""
     drops_sent_outputs: bool
     """A stage's output is dropped once it is sent."""
+
+    # --- the host ---
+    kernel_host_seconds: Seconds
+    """Seconds that the host of an H100 server spends on an op of one kernel; 0: it never waits."""
+    product_host_seconds: Seconds
+    """Seconds that it spends on a module with a matrix product."""
 
     def __str__(self) -> str:
         return self.name

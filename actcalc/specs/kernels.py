@@ -37,8 +37,15 @@ class KernelOptions(Spec):
     """Experts' squared ReLU and routing weights are one kernel, which keeps its inputs."""
     moe_grouped_gemm: Literal["auto", "on", "off"] = "auto"
     """Run all local experts as one grouped product; auto: only with Transformer Engine."""
-    moe_token_dispatcher_type: Literal["alltoall", "allgather"] = "alltoall"
-    """How tokens reach the ranks of their experts."""
+    moe_token_dispatcher_type: Literal["alltoall", "allgather", "flex"] = "alltoall"
+    """How tokens reach the ranks of their experts; flex: DeepEP or HybridEP, which send a token to
+    a node, and there to a rank, once, however many of its experts are there."""
+    moe_shared_expert_overlap: bool = False
+    """Shared experts run beside the tokens' travel (Megatron's --moe-shared-expert-overlap).
+    Changes time alone."""
+    overlap_moe_expert_parallel_comm: bool = False
+    """Tokens of one micro-batch travel beside the work of another (Megatron's option of this name,
+    DualPipe's idea). Changes time; the second micro-batch's memory is not counted."""
     moe_router_dtype: Literal["auto", "fp32"] = "auto"
     """Element type of router logits; auto is that of the activations."""
     moe_router_load_balancing_type: LoadBalancing = "auto"
@@ -58,3 +65,7 @@ class KernelOptions(Spec):
     """Gather and scatter beside the product that needs them, piece by piece (Megatron's
     --tp-comm-overlap with Transformer Engine's user buffers, torchtitan's async TP; both need
     sequence parallelism). Changes time alone."""
+    cuda_graphs: Literal["none", "attention", "full"] = "none"
+    """What is captured in CUDA graphs, so that the host launches it in one call: nothing, attention
+    (with its norm and projections), everything (Megatron's --cuda-graph-impl and -modules). Changes
+    time; what graphs keep of their own in memory is not counted."""

@@ -53,6 +53,9 @@ class Training(Spec):
     split."""
     overlapped_reduction: bool = False
     """Gradients are reduced by buckets while backward runs (Megatron's --overlap-grad-reduce)."""
+    overlapped_gather: bool = False
+    """Weights that a sharded optimizer updated are gathered while the next step's first forward
+    runs (Megatron's --overlap-param-gather). Changes time alone."""
     overlapped_messages: bool = True
     """An interleaved pipeline sends and receives while it computes (Megatron's overlap_p2p_comm;
     false: --no-overlap-p2p-communication)."""

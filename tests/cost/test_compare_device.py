@@ -78,3 +78,14 @@ def test_frameworks_and_models_together_are_refused(cli):
     done = cli("gpt2", "bert-base", "--framework", "paper,megatron")
     assert done.code == 2
     assert done.err.startswith("error: ")
+
+
+def test_no_policy_fits(cli):
+    run = ("llama-3.1-70b", "--tp", 2, "--sp", "--device", "h100-80gb", "--policy", "none,full")
+    done = cli(*run)
+    assert done.code == 1
+    assert done.out.splitlines()[1].startswith("Does not fit: full, the smallest, needs ")
+    assert cli(*run[:4]).code == 0  # without a device nothing is judged
+    one = cli("gpt-22b", "--tp", 8, "--device", "a100-80gb")
+    assert one.code == 0
+    assert "Does not fit" not in one.out

@@ -358,3 +358,32 @@ def test_masked_scores_may_exceed_the_peak(cli):
     assert done.code == 0
     eager = cli(*args, "--attention", "eager", "--json")
     assert (eager.code, eager.json["possible"]) == (1, False)
+
+
+def test_what_cannot_fit_is_said_first(cli):
+    run = (
+        "mfu", "llama-3.1-70b", "--gpus", 1024, "--dp", 1024, "--framework", "megatron",
+        "--device", "h100-80gb", "--global-batch", 1024,
+    )  # fmt: skip
+    done = cli(*run)
+    assert done.code == 1
+    assert done.out.splitlines()[1].startswith("Does not fit: needs 1.46 TB of 85.0 GB per GPU")
+    document = cli(*run, "--json").json
+    assert document["fits"] is False
+    memory = cli("memory", *run[1:2], *run[4:], "--json").json
+    assert document["device_bytes"] == max(one["total_bytes"] for one in memory["stages"])
+    spread = cli(*run, "--set", "layout.zero=3", "--policy", "full")
+    assert spread.code == 0
+    assert "Does not fit" not in spread.out
+
+
+def test_a_measured_step_is_no_prediction(cli):
+    """It ran, so what was run fits; the layout here is another."""
+    step = ("--gpus", 64, "--global-batch", 64, "--device", "a100-80gb", "--policy", "selective")
+    run = ("mfu", "gpt3-175b", "--step-time", 13.75, *step)
+    bare = cli(*run)
+    assert bare.code == 0
+    assert "needs" not in bare.out + bare.err
+    laid = cli(*run, "--tp", 8, "--sp")
+    assert laid.code == 0
+    assert "what was measured had others" in laid.out + laid.err

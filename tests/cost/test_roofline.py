@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from actcalc.cost.collective import bandwidth, collective_seconds
 from actcalc.cost.gemm import Product, gemm_seconds
-from actcalc.cost.kernels import beside
+from actcalc.cost.optime import beside
 from actcalc.cost.rates import parse_overrides, rates_of, shares_of
 from actcalc.cost.roofline import roofline_of
 from actcalc.cost.step import step_time

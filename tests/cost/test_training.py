@@ -122,8 +122,8 @@ def test_gradients_cost_what_the_recipe_does_to_them():
 
 def test_frozen_weights_have_no_gradient():
     whole, adapters = step(), step(training={"lora_rank": 16})
-    assert adapters.backward < 0.75 * whole.backward
-    assert adapters.forward == pytest.approx(whole.forward)
+    assert adapters.backward < 0.8 * whole.backward  # two thirds of it, and the adapters' own
+    assert whole.forward < adapters.forward < 1.3 * whole.forward
     assert adapters.optimizer < 0.05 * whole.optimizer
 
 
@@ -212,7 +212,7 @@ def test_the_prediction_says_what_it_leaves_out():
     for training, words in (
         ({"offload": "optimizer"}, "host's own arithmetic"),
         ({"loss": "chunked"}, "does not change the time"),
-        ({"lora_rank": 8}, "nor the adapters' own products"),
+        ({"lora_rank": 8}, "the step has the adapters' own products"),
     ):
         run = load_run("gpt2", device="a100-80gb", training=training)
         assert words in " ".join(utilisation(run).notes)

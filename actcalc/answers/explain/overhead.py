@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from actcalc.cost.kernels import OpTime
+from actcalc.cost.optime import OpTime
 from actcalc.cost.roofline import Roofline, roofline_of
 from actcalc.cost.step import StepTime, check_timed, step_time
 from actcalc.errors import SpecError

@@ -21,6 +21,7 @@ from actcalc.io.megatron.notes import graphs, refuse, unread
 from actcalc.io.megatron.offload import offloaded
 from actcalc.io.megatron.options import Options, plain
 from actcalc.io.megatron.pipeline import stages
+from actcalc.io.megatron.timing import captured, dispatcher
 from actcalc.specs.optimizers import OPTIMIZERS
 from actcalc.specs.recompute import MODULES
 
@@ -332,15 +333,15 @@ def _workload(o: Options, layout: dict[str, Any], *, engine: bool) -> dict[str, 
             "no-async-tensor-model-parallel-allreduce"
         ),
         "tp_comm_overlap": o.flag("tp-comm-overlap") and engine,
+        "cuda_graphs": captured(o),
     }
     if backend in ("flash", "fused", "unfused"):
         kernels["attention_backend"] = backend
     if o.has("num-experts"):
         kernels["moe_grouped_gemm"] = "on" if o.flag("moe-grouped-gemm") else "off"
-        kernels["moe_token_dispatcher_type"] = (
-            "allgather" if o.text("moe-token-dispatcher-type", "allgather") == "allgather"
-            else "alltoall"
-        )  # fmt: skip
+        kernels["moe_token_dispatcher_type"] = dispatcher(o)
+        kernels["moe_shared_expert_overlap"] = o.flag("moe-shared-expert-overlap")
+        kernels["overlap_moe_expert_parallel_comm"] = o.flag("overlap-moe-expert-parallel-comm")
         if o.text("moe-router-dtype") == "fp32":
             kernels["moe_router_dtype"] = "fp32"
         balancing = o.text("moe-router-load-balancing-type", "aux_loss")
@@ -406,13 +407,14 @@ def _training(o: Options) -> dict[str, Any]:
         or o.flag("grad-reduce-in-bf16"),
         "deterministic": o.flag("deterministic-mode"),
         "overlapped_messages": not o.flag("no-overlap-p2p-communication"),
+        "overlapped_reduction": o.flag("overlap-grad-reduce"),
+        "overlapped_gather": o.flag("overlap-param-gather"),
         "fp8_weights": o.flag("fp8-param-gather"),
         "persistent_buffers": o.flag("fsdp-double-buffer"),
     }
     if OPTIMIZERS[names[optimizer]].newton_schulz and _zero(o) == 1:
         older = optimizer == "dist_muon" or o.flag("no-use-layer-wise-param-layout")
         training["whole_weights"] = "dealt" if older else "packed"
-        training["overlapped_reduction"] = o.flag("overlap-grad-reduce")
     training["instances"] = max(1, o.number("num-distributed-optimizer-instances", 1))
     outer = o.text("outer-dp-sharding-strategy", "no_shard")
     o.text("expert-outer-dp-sharding-strategy")

@@ -32,8 +32,8 @@ def graphs(o: Options, warnings: list[str]) -> None:
         on = on or (name if o.flag(name) else "")
     if on:
         warnings.append(
-            f"CUDA graphs ({on}) are not modelled: static inputs and private pools of captured "
-            "modules add memory to these figures, and what captured modules save is reserved "
+            f"CUDA graphs ({on}) are not modelled in memory: static inputs and private pools of "
+            "captured modules add to these figures, and what captured modules save is reserved "
             "rather than allocated."
         )
 

@@ -1,0 +1,29 @@
+"""Options of Megatron-LM that change what runs beside what, or who launches it: time alone."""
+
+from __future__ import annotations
+
+from actcalc.io.megatron.options import Options
+
+
+def dispatcher(o: Options) -> str:
+    """How tokens travel; flex is DeepEP or HybridEP (moe/token_dispatcher.py)."""
+    name = o.text("moe-token-dispatcher-type", "allgather")
+    if o.flag("moe-enable-deepep"):
+        return "flex"
+    return name if name in ("allgather", "flex") else "alltoall"
+
+
+def captured(o: Options) -> str:
+    """What CUDA graphs capture: attention alone where a scope of modules says so, else all.
+
+    Modules that a scope names beside attention are captured too (transformer/cuda_graphs.py), but
+    where tokens are not dropped no graph holds the experts.
+    """
+    kind = o.text("cuda-graph-impl", "none")
+    if kind == "none" and not (o.flag("enable-cuda-graph") or o.flag("external-cuda-graph")):
+        return "none"
+    scope = {*o.words("cuda-graph-scope"), *o.words("cuda-graph-modules")}
+    experts = o.has("num-experts")
+    if kind == "full_iteration" or "full_iteration" in scope or not (scope or experts):
+        return "full"
+    return "full" if {"attn", "moe" if experts else "mlp"} <= scope else "attention"

@@ -1,0 +1,177 @@
+"""The host's stream of launches, the ways tokens reach experts, and what options hide."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from actcalc.cost.collective import distinct
+from actcalc.cost.roofline import LayerTime
+
+MOE = (
+    "mfu", "qwen3-30b-a3b", "--ep", 8, "--etp", 1, "--dp", 8, "--zero", 1, "--seq", 4096,
+    "--global-batch", 64, "--attention", "flash", "--framework", "megatron",
+)  # fmt: skip
+WIDE = (*MOE[:2], "--ep", 16, "--etp", 1, "--dp", 16, *MOE[8:], "--device", "h100-80gb")
+
+
+def predicted(cli, *args):
+    return cli(*args, "--json").json["prediction"]
+
+
+def test_the_host_runs_ahead_of_a_busy_device():
+    """Where the device needs longer, launches cost nothing; else the host sets the pace."""
+    busy = LayerTime(3.0, 0.0, 5.0, 1.0, host_forward=4.0, host_backward=3.0)
+    assert (busy.paced().forward, busy.paced().backward) == (3.0, 5.0)
+    idle = LayerTime(1.0, 0.0, 2.0, 1.0, host_forward=4.0, host_backward=3.0)
+    assert idle.paced().forward + idle.paced().backward == pytest.approx(7.0)
+    waited = LayerTime(3.0, 0.0, 5.0, 1.0, host_forward=4.0, host_backward=3.0, stalled=1.0)
+    assert waited.paced().forward + waited.paced().backward == pytest.approx(9.0)
+
+
+def test_small_kernels_wait_for_the_host(cli):
+    eager = cli(*MOE, "--device", "b200", "--precision", "fp8")
+    assert "The host launches kernels more slowly" in eager.out + eager.err
+    assert "--cuda-graphs attention" in " ".join((eager.out + eager.err).split())
+    steps = [
+        predicted(cli, *MOE, "--device", "b200", "--precision", "fp8", "--cuda-graphs", graphs)
+        for graphs in ("none", "attention", "full")
+    ]
+    seconds = [step["step_seconds"] for step in steps]
+    assert seconds == sorted(seconds, reverse=True)
+    assert steps[0]["host_seconds"] > steps[1]["host_seconds"] > steps[2]["host_seconds"] == 0
+    assert seconds[0] - seconds[2] == pytest.approx(steps[0]["host_seconds"])
+
+
+def test_a_slower_host_costs_more(cli):
+    slow = predicted(cli, *MOE, "--device", "b200", "--efficiency", "host_pace=2.75")
+    assert slow["host_seconds"] > 2 * predicted(cli, *MOE, "--device", "b200")["host_seconds"]
+
+
+def test_large_kernels_hide_the_host(cli):
+    dense = ("mfu", "llama-3-8b", "--framework", "megatron", "--device", "h100-80gb")
+    assert predicted(cli, *dense, "--global-batch", 8)["host_seconds"] == 0
+
+
+@pytest.mark.parametrize(("parts", "experts", "chosen"), [(2, 8, 2), (4, 8, 3), (8, 8, 2)])
+def test_nodes_that_a_token_reaches(parts, experts, chosen):
+    """Against every choice there is."""
+    each = experts // parts
+    found = [len({one // each for one in some}) for some in combinations(range(experts), chosen)]
+    assert distinct(parts, experts, chosen) == pytest.approx(sum(found) / len(found))
+
+
+def test_dispatchers(cli):
+    """Sent once per node, tokens take less time than once per expert, and hidden they take less."""
+
+    def exchange(*settings):
+        flags = [word for one in settings for word in ("--set", f"kernels.{one}")]
+        return predicted(cli, *WIDE, *flags)["exchange_seconds"]
+
+    plain = exchange()
+    once = exchange("moe_token_dispatcher_type=flex")
+    merged = exchange("overlap_moe_expert_parallel_comm=true")
+    assert 0 < once < plain / 2
+    assert merged < plain / 2
+    assert exchange("moe_token_dispatcher_type=allgather") > 0
+
+
+def test_shared_experts_hide_part_of_the_exchange(cli):
+    run = ("mfu", "deepseek-v2-lite", "--ep", 16, "--etp", 1, "--dp", 16, *MOE[8:])
+    run = (*run, "--device", "h100-80gb")
+    beside = predicted(cli, *run, "--set", "kernels.moe_shared_expert_overlap=true")
+    alone = predicted(cli, *run)
+    assert beside["exchange_seconds"] < alone["exchange_seconds"]
+    assert beside["step_seconds"] < alone["step_seconds"]
+
+
+def test_overlapped_gradients_and_weights(cli):
+    run = ("mfu", "llama-3-8b", "--tp", 2, "--sp", "--dp", 32, "--zero", 1, "--global-batch", 64,
+           "--framework", "megatron", "--device", "h100-80gb")  # fmt: skip
+    exposed = [
+        predicted(cli, *run, *(word for one in flags for word in ("--set", one)))[
+            "gradients_seconds"
+        ]
+        for flags in (
+            (),
+            ("training.overlapped_reduction=true",),
+            ("training.overlapped_reduction=true", "training.overlapped_gather=true"),
+        )
+    ]
+    assert exposed[0] > exposed[1] > exposed[2] >= 0
+    assert exposed[2] < 0.4 * exposed[0]
+
+
+def test_megatrons_options_are_read(cli, tmp_path):
+    import json
+
+    arguments = {
+        "num-layers": 4, "hidden-size": 2048, "num-attention-heads": 16, "seq-length": 4096,
+        "micro-batch-size": 1, "global-batch-size": 16, "world-size": 8, "vocab-size": 32000,
+        "num-experts": 16, "moe-router-topk": 2, "expert-model-parallel-size": 8, "bf16": True,
+        "moe-token-dispatcher-type": "flex", "moe-shared-expert-overlap": True,
+        "overlap-moe-expert-parallel-comm": True, "overlap-grad-reduce": True,
+        "overlap-param-gather": True, "cuda-graph-impl": "transformer_engine",
+        "cuda-graph-scope": "attn moe_router moe_preprocess", "moe-grouped-gemm": True,
+    }  # fmt: skip
+    path = tmp_path / "arguments.json"
+    path.write_text(json.dumps(arguments))
+    done = cli("memory", path, "--json").json
+    kernels = done["workload"]["kernels"]
+    assert kernels["moe_token_dispatcher_type"] == "flex"
+    assert kernels["overlap_moe_expert_parallel_comm"] is True
+    assert kernels["moe_shared_expert_overlap"] is True
+    assert kernels["cuda_graphs"] == "attention"
+    assert done["training"]["overlapped_reduction"] is True
+    assert done["training"]["overlapped_gather"] is True
+
+
+LORA = ("mfu", "mistral-7b", "--framework", "transformers", "--device", "h100-80gb", "--seq", 2048,
+        "--attention", "flash")  # fmt: skip
+
+
+def test_adapters_take_time_of_their_own(cli):
+    """Their FLOPs are a hundredth; their narrow products and additions move the wide tensors."""
+    whole = predicted(cli, *LORA)["pipeline_seconds"]
+    adapted = predicted(cli, *LORA, "--lora-rank", 16)["pipeline_seconds"]
+    narrow = predicted(cli, *LORA, "--lora-rank", 16, "--lora-targets", "attention")
+    quantised = predicted(cli, *LORA, "--lora-rank", 16, "--set", "base_bits=4")
+    assert 2 / 3 * whole < adapted < whole  # two thirds of the products, and the adapters
+    assert narrow["pipeline_seconds"] < adapted < quantised["pipeline_seconds"]
+
+
+def test_a_quantised_base_is_read_and_made_whole():
+    from actcalc.cost.adapters import whole_again_seconds
+    from actcalc.cost.rates import rates_of
+    from actcalc.io.runs import load_run
+
+    run = load_run("gpt2", device="a100-80gb")
+    rates = rates_of(run.device, "bf16")
+    found = whole_again_seconds(1e9, 4, 2.0, rates) - rates.shares.kernel_seconds
+    assert found == pytest.approx(2.5e9 / rates.memory)
+    assert whole_again_seconds(1e9, 16, 2.0, rates) == 0
+
+
+def test_a_predicted_time_has_its_range(cli):
+    """From published runs of its kind, and as many digits as that allows."""
+    done = cli(
+        "mfu", "llama-3-8b", "--device", "h100-80gb", "--zero", 3, "--dp", 8, "--policy", "full"
+    )
+    assert "published runs of this kind (h100 dense)" in " ".join((done.out + done.err).split())
+    guess = predicted(cli, "mfu", "llama-3-8b", "--device", "h100-80gb", "--zero", 3, "--dp", 8)
+    assert guess["low_seconds"] <= guess["step_seconds"] < guess["high_seconds"]
+    assert guess["judged_runs"] >= 50
+    shown = next(line for line in done.out.splitlines() if line.startswith(" step time"))
+    assert len(shown.split()[2].replace(".", "").lstrip("0")) == 2
+    none = cli(
+        "mfu", "llama-3-8b", "--device", "mi300x", "--zero", 3, "--dp", 8, "--policy", "full"
+    )
+    assert "No published run of this kind (mi300x dense)" in " ".join((none.out + none.err).split())
+
+
+def test_weights_that_are_not_prefetched_are_waited_for(cli):
+    run = ("mfu", "llama-3-8b", "--device", "h100-80gb", "--zero", 3, "--dp", 64, "--framework",
+           "megatron")  # fmt: skip
+    waited = predicted(cli, *run, "--set", "training.prefetch=false")["pipeline_seconds"]
+    assert waited > predicted(cli, *run)["pipeline_seconds"]
