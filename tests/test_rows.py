@@ -169,7 +169,7 @@ def test_schedules_are_choices_and_have_an_order(cli):
     assert ", ".join(SCHEDULES) in " ".join(cli("memory", "--help").out.split())
     explained = cli("explain", "bubble", "gpt3-175b", "--pp", 4).out
     for name in SCHEDULES:
-        assert re.search(rf"^ *{name}(, v = 2)?: ", explained, re.MULTILINE), name
+        assert re.search(rf"^ *{name}(, v = 2)?(, m = [0-9]+)?: ", explained, re.MULTILINE), name
 
 
 def test_every_module_is_a_tag_of_some_layer():
