@@ -96,6 +96,16 @@ def parse(kind: Kind, name: str, data: dict[str, Any]) -> Preset:
     )
 
 
+def stated_source(kind: Kind, name: str) -> str:
+    """The source that a preset's file states for its values, without reading the rest."""
+    compiled = presets_root() / "compiled" / kind / f"{name}.json"
+    if compiled.is_file():
+        return str(_read(kind, name).get("source", ""))
+    with (presets_root() / kind / f"{name}.yaml").open(encoding="utf-8") as lines:
+        stated = next((line for line in lines if line.startswith("source:")), "")
+    return stated.removeprefix("source:").strip().strip('"')
+
+
 def _read(kind: Kind, name: str) -> dict[str, Any]:
     """The file's mapping: from the JSON that a wheel compiles it to, else from the YAML."""
     compiled = presets_root() / "compiled" / kind / f"{name}.json"

@@ -102,6 +102,8 @@ def resolve(
     extra = overrides(settings)
     vetted = origin.vetted and not settings
     changes = {**(model or {}), **extra["model"]}
+    tuning = {**(training or {}), **extra["training"]}
+    _check_needs(origin, {"model": changes, "training": tuning})
     layers = changes.pop("layers", None)
     spec = build(Model, _apply(origin.model, changes, "model"), "model", vetted=vetted)
     if layers is not None and layers != spec.layers:
@@ -112,8 +114,10 @@ def resolve(
     plan, refilled = _same_devices(build(Layout, grid, "layout", vetted=vetted), origin, given)
     plan, raised = _room_for_experts(plan, "dp" in grid)
     step = _apply(origin.workload, {**(workload or {}), **extra["workload"]}, "workload")
+    if origin.accumulation and step.get("global_batch") is None:
+        step["global_batch"] = origin.accumulation * step.get("micro_batch", 1) * plan.dp
     work = build(Workload, step, "workload", vetted=vetted)
-    trained = _apply(origin.training, {**(training or {}), **extra["training"]}, "training")
+    trained = _apply(origin.training, tuning, "training")
     check(spec, plan, work)
     profile = load_framework(framework or origin.framework or default_framework(origin, plan))
     _check_profile(profile, plan, work)
@@ -132,6 +136,8 @@ def resolve(
         policies=asked,
         warnings=(
             *origin.warnings,
+            *_still_assumed(origin, {"layout": given, "workload": {**(workload or {}),
+                                     **extra["workload"]}}),
             *refilled,
             *raised,
             *_idle_dropout(spec, work, step),
@@ -140,6 +146,24 @@ def resolve(
         training=tuned,
         title=origin.title,
     )
+
+
+def _check_needs(origin: Source, changes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise the error of a field that the source lacks, and nobody gave."""
+    for name, error in origin.needs.items():
+        section, _, field = name.partition(".")
+        if changes[section].get(field) is None:
+            raise error
+
+
+def _still_assumed(origin: Source, given: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """Notes on what was taken for fields that no flag gave either."""
+    told: list[str] = []
+    for name, note in origin.assumed.items():
+        section, _, field = name.partition(".")
+        if field not in given.get(section, {}):
+            told.append(note)
+    return tuple(told)
 
 
 def _check_profile(profile: Framework, layout: Layout, workload: Workload) -> None:

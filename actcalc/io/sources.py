@@ -1,9 +1,9 @@
-"""What MODEL names -> plain fields: presets, run files, config.json, Megatron's arguments."""
+"""What MODEL names -> plain fields: presets, run files, config.json, hub ids, launch files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,33 +38,94 @@ class Source:
     vetted: bool = False
     devices: int | None = None
     """How many devices the run has in all, where the source says so: replicas follow from it."""
+    accumulation: int | None = None
+    """Micro-batches of each replica in a step, where the source says so instead of a batch."""
+    assumed: Mapping[str, str] = field(default_factory=dict)
+    """Notes on what was taken for fields nobody gave, by name (``layout.dp``)."""
+    needs: Mapping[str, SpecError] = field(default_factory=dict)
+    """Fields of model and training that must be given elsewhere, by name, and the error."""
 
 
-def source(text: str) -> Source:
-    """Read what MODEL names: a preset, a run file, a config.json or a folder that holds one.
+def source(text: str, kind: str | None = None) -> Source:
+    """Read what MODEL names: a preset, a hub id, a run file, a config.json, a launch file.
 
-    A flat mapping of Megatron's argument names is one too (:func:`megatron_source`). Raises
-    ``SpecError`` with a did-you-mean when it names nothing.
+    ``kind`` forces how a file is read (:mod:`actcalc.io.readers.kinds`). Raises ``SpecError`` with
+    a did-you-mean when it names nothing.
     """
+    (found,) = sources([text], kind)
+    return found
+
+
+def sources(texts: Sequence[str], kind: str | None = None) -> list[Source]:
+    """The runs that several names describe: one each, or one of all where they are its parts.
+
+    Raises ``SpecError`` as :func:`source` does, and for parts that contradict each other.
+    """
+    if kind is None and all(presets.exists("models", text) for text in texts):
+        return [_model_preset(text) for text in texts]
+    from actcalc.io.readers import read
+
+    return read(texts, kind)
+
+
+def one_source(texts: Sequence[str], kind: str | None = None) -> Source:
+    """The same for a command that takes one run; ``SpecError`` where they describe several."""
+    found = sources(texts, kind)
+    if len(found) > 1:
+        raise SpecError(
+            f"{' and '.join(texts[:2])} describe {len(found)} runs, and this command takes one",
+            "name one of them, or the files of one run",
+        )
+    return found[0]
+
+
+def named(text: str) -> Source | None:
+    """A preset or a hub id; None for anything else. ``SpecError`` where no file has the name."""
     if not text.strip():
         raise SpecError("the model's name is empty", "name a preset, a run file or a config.json")
     if presets.exists("models", text):
         return _model_preset(text)
     if presets.exists("runs", text):
-        return _run_fields(dict(presets.load("runs", text).values), text)
+        return run_fields(dict(presets.load("runs", text).values), text)
     path = Path(text)
     try:
         found = path.exists()
     except (OSError, ValueError):
         found = False
-    if found:
-        return _file(path)
+    if found or text == "-":
+        return None
+    from actcalc.io import hub_ids
+
+    if hub_ids.is_id(text) and path.suffix.lower() not in _ENDINGS:
+        return hub_source(text)
     if "/" in text or path.suffix:
         raise SpecError(f"{text}: no such file", "check the path")
     hint = presets.suggestion(text, (*presets.names("models"), *presets.names("runs")))
     raise SpecError(
         f"unknown model {shorten(text)}: not a preset, and no such file",
         hint or "`actcalc presets list` lists the presets",
+    )
+
+
+_ENDINGS = (".yaml", ".yml", ".json", ".toml", ".sh", ".log", ".txt", ".py", ".out")
+"""Endings of file names, which no hub id has."""
+
+
+def hub_source(text: str) -> Source:
+    """What a hub id describes: its preset, else its config.json, cached or fetched."""
+    from actcalc.io import hub_ids
+
+    preset, note = hub_ids.preset_of(text)
+    if preset and (not note or hub_ids.cached_config(text) is None):
+        found = _model_preset(preset)
+        return replace(found, warnings=(note,)) if note else found
+    imported = hub_ids.config_of(text)
+    name = text.split("/")[1]
+    return Source(
+        name=name,
+        model={"name": name, **imported.fields},
+        workload=imported.workload,
+        warnings=imported.warnings,
     )
 
 
@@ -89,15 +150,6 @@ def _section(values: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
     return dict(section)
 
 
-def megatron_source(text: str) -> Source:
-    """Read a flat JSON or YAML mapping of Megatron's long option names; ``SpecError`` if not."""
-    from actcalc.io.megatron import read_arguments
-    from actcalc.io.yamlfile import read_mapping
-
-    path = Path(text)
-    return arguments_source(read_arguments(read_mapping(path), path.stem), path.stem)
-
-
 def arguments_source(found: Arguments, name: str) -> Source:
     """What Megatron's arguments describe, under a name."""
     return Source(
@@ -110,26 +162,9 @@ def arguments_source(found: Arguments, name: str) -> Source:
         policies=found.policies,
         warnings=found.warnings,
         devices=found.devices,
+        assumed=found.assumed,
+        needs=found.needs,
     )
-
-
-def _holds_megatron(path: Path) -> bool:
-    if path.is_dir():
-        return False
-    from actcalc.io.yamlfile import read_text
-
-    text = read_text(path)
-    if not any(part in text for part in ("-size", "-layers", "_size", "_layers")):
-        return False
-    if '"model_type"' in text:
-        return False  # a config.json says so itself, and need not be read twice
-    from actcalc.io.megatron import is_arguments
-    from actcalc.io.yamlfile import read_mapping
-
-    try:
-        return is_arguments(read_mapping(path))
-    except SpecError:
-        return False  # the reader of its kind says what is wrong with it
 
 
 def measured_layer(text: str) -> MeasuredLayer | None:
@@ -161,7 +196,7 @@ def read_layer(path: Path) -> MeasuredLayer:
     return layer_of(read_mapping(path, _LARGEST), path)
 
 
-def _refuse_measured_layer(path: Path) -> None:
+def refuse_measured_layer(path: Path) -> None:
     """A measured layer has no fields of a model: only commands made for one can take it."""
     layer = None if path.is_dir() else measured_layer(str(path))
     if layer is not None:
@@ -171,29 +206,24 @@ def _refuse_measured_layer(path: Path) -> None:
         )
 
 
-def _file(path: Path) -> Source:
-    _refuse_measured_layer(path)
-    if _holds_megatron(path):
-        return megatron_source(str(path))
-    if path.is_dir() or path.suffix == ".json":
-        from actcalc.io.hf import read_config_file
+def config_source(path: Path) -> Source:
+    """The model that a config.json describes, or the one in a folder."""
+    from actcalc.io.hf import read_config_file
 
-        imported = read_config_file(path)
-        resolved = path.resolve()
-        folder = resolved if path.is_dir() else resolved.parent
-        name = resolved.stem if path.is_file() and path.stem != "config" else folder.name
-        return Source(
-            name=name or "config",
-            model={"name": name or "config", **imported.fields},
-            workload=imported.workload,
-            warnings=imported.warnings,
-        )
-    from actcalc.io.yamlfile import read_mapping
-
-    return _run_fields(read_mapping(path), str(path))
+    imported = read_config_file(path)
+    resolved = path.resolve()
+    folder = resolved if path.is_dir() else resolved.parent
+    name = resolved.stem if path.is_file() and path.stem != "config" else folder.name
+    return Source(
+        name=name or "config",
+        model={"name": name or "config", **imported.fields},
+        workload=imported.workload,
+        warnings=imported.warnings,
+    )
 
 
-def _run_fields(data: dict[str, Any], where: str) -> Source:
+def run_fields(data: dict[str, Any], where: str) -> Source:
+    """What a run file's mapping describes; ``SpecError`` for keys that it does not have."""
     unknown = [key for key in data if key not in (*RUN_KEYS, "title", "source", "parameters")]
     if unknown:
         hint = presets.suggestion(unknown[0], RUN_KEYS)
@@ -261,8 +291,7 @@ def _merged(base: Source, **parts: Any) -> Source:
         title=parts.get("title") or base.title,
         warnings=base.warnings,
         devices=None if "dp" in parts.get("layout", {}) else base.devices,
+        accumulation=base.accumulation,
+        assumed=base.assumed,
+        needs=base.needs,
     )
-
-
-READERS: Mapping[str, Callable[[str], Source]] = {"megatron": megatron_source}
-"""Kinds of files that --from forces, and who reads them."""

@@ -83,7 +83,7 @@ def read_mapping(path: Path, limit: int = MAX_BYTES) -> dict[str, Any]:
     anything else.
     """
     text = read_text(path, limit)
-    parse = _parse_json if path.suffix == ".json" else parse_yaml
+    parse = parse_json if path.suffix == ".json" else parse_yaml
     data = parse(text, str(path))
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         kind = "nothing" if data is None else type(data).__name__
@@ -91,7 +91,8 @@ def read_mapping(path: Path, limit: int = MAX_BYTES) -> dict[str, Any]:
     return data
 
 
-def _parse_json(text: str, where: str) -> Any:
+def parse_json(text: str, where: str) -> Any:
+    """Parse JSON; ``SpecError`` for NaN and Infinity, duplicate keys or bad syntax."""
     import json
 
     def constant(name: str) -> Any:

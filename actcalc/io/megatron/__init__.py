@@ -11,7 +11,7 @@ product does not describe are refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from actcalc.errors import SpecError
@@ -21,9 +21,10 @@ from actcalc.io.megatron.notes import graphs, refuse, unread
 from actcalc.io.megatron.offload import offloaded
 from actcalc.io.megatron.options import Options, plain
 from actcalc.io.megatron.pipeline import stages
+from actcalc.io.megatron.recompute import policies
 from actcalc.io.megatron.timing import captured, dispatcher
+from actcalc.io.megatron.tokenizers import vocabulary, word_pieces
 from actcalc.specs.optimizers import OPTIMIZERS
-from actcalc.specs.recompute import MODULES
 
 _BACKENDS = ("auto", "flash", "fused", "unfused", "local")
 """Values of --attention-backend (transformer/enums.py AttnBackend)."""
@@ -32,14 +33,15 @@ MARKS = ("num-layers", "hidden-size", "micro-batch-size", "tensor-model-parallel
 OWN = {"micro-batch-size", "tensor-model-parallel-size", "encoder-num-layers"}
 """Names that no model's config.json has, whatever joins their words."""
 
-# Entries of vocab.txt of bert-large-cased and bert-large-uncased (Devlin et al. 2018).
-_WORD_PIECES = {"BertWordPieceCase": 28996, "BertWordPieceLowerCase": 30522}
 # Names of element types in the parsed arguments.
 _TORCH_TYPES = {
     "torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16",
     "torch.uint8": "fp8",
 }  # fmt: skip
-_POSITIONS = {"rope": "rotary", "none": "none", "relative": "relative"}
+_POSITIONS = {
+    "rope": "rotary", "yarn": "rotary", "mrope": "rotary", "none": "none", "relative": "relative",
+    "alibi": "alibi",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,10 @@ class Arguments:
     warnings: tuple[str, ...]
     devices: int | None = None
     """Devices of the run, where world-size is given."""
+    assumed: Mapping[str, str] = field(default_factory=dict)
+    """What was taken for fields that no option gives, by the field's name."""
+    needs: Mapping[str, SpecError] = field(default_factory=dict)
+    """Fields of the model that must be given elsewhere, and the error that says so."""
 
 
 def is_arguments(data: Mapping[str, Any]) -> bool:
@@ -71,16 +77,21 @@ def is_arguments(data: Mapping[str, Any]) -> bool:
     return bool(names & OWN) or {"num-layers", "hidden-size", "num-attention-heads"} <= names
 
 
-def read_arguments(data: Mapping[str, Any], name: str = "run") -> Arguments:
-    """Fields that Megatron's options describe; raises ``SpecError`` naming option and value."""
+def read_arguments(data: Mapping[str, Any], name: str = "run", idle: str = "") -> Arguments:
+    """Fields that Megatron's options describe; raises ``SpecError`` naming option and value.
+
+    ``idle`` matches options of a program around Megatron that change neither memory nor time.
+    """
     o = Options(data)
     refuse(o, name)
     if not o.has("hidden-size") or not o.has("num-attention-heads"):
         missing = "hidden-size" if not o.has("hidden-size") else "num-attention-heads"
         raise SpecError(f"{name}: {missing} is missing", f"give {missing}")
     warnings: list[str] = []
-    model = _model(o, warnings)
-    layout = _layout(o, model, warnings)
+    assumed: dict[str, str] = {}
+    needs: dict[str, SpecError] = {}
+    model = _model(o, warnings, needs)
+    layout = _layout(o, model, warnings, assumed)
     graphs(o, warnings)
     training, framework = _training(o), _framework(o)
     workload = _workload(o, layout, engine=framework == _ENGINE)
@@ -91,21 +102,23 @@ def read_arguments(data: Mapping[str, Any], name: str = "run") -> Arguments:
     devices = None
     if "dp" in layout:
         devices = layout["tp"] * layout["pp"] * layout["cp"] * layout["dp"]
-    policies = _policies(o)
-    unread(o, warnings)
+    chosen = policies(o)
+    unread(o, warnings, idle)
     return Arguments(
         model=model,
         layout=layout,
         workload=workload,
         training=training,
         framework=framework,
-        policies=policies,
+        policies=chosen,
         warnings=tuple(warnings),
         devices=devices,
+        assumed=assumed,
+        needs=needs,
     )
 
 
-def _model(o: Options, warnings: list[str]) -> dict[str, Any]:
+def _model(o: Options, warnings: list[str], needs: dict[str, SpecError]) -> dict[str, Any]:
     hidden, heads = o.number("hidden-size", 0), o.number("num-attention-heads", 0, least=1)
     mixed = hybrid(o)
     layers, encoder = (len(mixed["pattern"]), 0) if mixed else depth(o)
@@ -118,11 +131,10 @@ def _model(o: Options, warnings: list[str]) -> dict[str, Any]:
     position = o.text("position-embedding-type", "learned_absolute")
     if o.flag("use-rotary-position-embeddings"):
         position = "rope"
-    pieces = o.text("tokenizer-type") in _WORD_PIECES and not encoder
+    pieces = word_pieces(o) and not encoder
     bert = o.flag("bert-no-binary-head") or o.text("model-family") == "bert" or pieces
     kv = o.number("num-query-groups", 1) if o.flag("group-query-attention") else heads
     words = "BertWordPieceLowerCase" if bert or encoder else ""
-    vocab = o.number("vocab-size", 0) or _vocabulary(o, words, warnings)
     fields: dict[str, Any] = {
         "family": "bert" if bert else "t5" if encoder else "gpt",
         "layers": layers,
@@ -131,9 +143,9 @@ def _model(o: Options, warnings: list[str]) -> dict[str, Any]:
         "kv_heads": kv,
         "head_dim": o.number("kv-channels", 0),
         "ffn": ffn,
-        "vocab": vocab,
+        **vocabulary(o, words, warnings, needs),
         "position": _POSITIONS.get(position, "learned"),
-        "norm": "rmsnorm" if o.text("normalization") == "RMSNorm" else "layernorm",
+        "norm": "rmsnorm" if o.text("normalization").lower() == "rmsnorm" else "layernorm",
         "activation": _activation(o, gated),
         "gated": gated,
         "qkv_bias": bias or o.flag("add-qkv-bias"),
@@ -145,6 +157,10 @@ def _model(o: Options, warnings: list[str]) -> dict[str, Any]:
         "attention_dropout": o.real("attention-dropout", 0.1),
         "embedding_dropout": o.real("hidden-dropout", 0.1),
     }
+    if o.flag("embed-layernorm"):
+        fields["embedding_norm"] = True  # Megatron-DeepSpeed's BLOOM
+    if o.flag("post-self-attn-layernorm") and o.flag("post-mlp-layernorm"):
+        fields["norm_placement"] = "sandwich"
     if fields["position"] == "learned":
         fields["max_positions"] = o.number("max-position-embeddings", 0)
     if fields["position"] == "rotary" and o.real("rotary-percent", 1.0) < 1.0:
@@ -177,28 +193,6 @@ def _t5(o: Options, encoder: int, fields: dict[str, Any]) -> dict[str, Any]:
     if fields["position"] == "relative":
         found["relative_buckets"] = o.number("relative-attention-num-buckets", 32)
     return found
-
-
-def _vocabulary(o: Options, default: str, warnings: list[str]) -> int:
-    """Entries of the vocabulary that the tokenizer's type implies, where none is given.
-
-    The WordPiece types read BERT's vocabulary files; the tokenizer adds [BOS], [EOS] and the
-    extra ids (training/tokenizer/tokenizer.py _BertWordPieceTokenizer). Without a type BERT and
-    T5 take the lower-case one (args_defaults of pretrain_bert.py and pretrain_t5.py).
-    """
-    kind = o.text("tokenizer-type") or default
-    words = _WORD_PIECES.get(kind)
-    if words is None:
-        warnings.append(
-            "vocab-size is not given: GPT-2's 50257 entries are taken (padded like Megatron does)."
-        )
-        return 50257
-    vocab = words + 2 + o.number("vocab-extra-ids", 0)
-    warnings.append(
-        f"vocab-size is not given: {vocab} entries are taken, those of {kind} with BERT's own "
-        f"file ({words}), [BOS], [EOS] and the extra ids."
-    )
-    return vocab
 
 
 def _activation(o: Options, gated: bool) -> str:
@@ -265,7 +259,9 @@ def _latent(o: Options) -> dict[str, Any]:
     }
 
 
-def _layout(o: Options, model: dict[str, Any], warnings: list[str]) -> dict[str, Any]:
+def _layout(
+    o: Options, model: dict[str, Any], warnings: list[str], assumed: dict[str, str]
+) -> dict[str, Any]:
     tp = o.number("tensor-model-parallel-size", 1, least=1)
     pp = o.number("pipeline-model-parallel-size", 1, least=1)
     cp = o.number("context-parallel-size", 1, least=1)
@@ -287,7 +283,7 @@ def _layout(o: Options, model: dict[str, Any], warnings: list[str]) -> dict[str,
             )
         layout["dp"] = fed(o, world // inside, warnings)
     else:
-        warnings.append("world-size is not given: one replica is taken (dp 1).")
+        assumed["layout.dp"] = "world-size is not given: one replica is taken (dp 1)."
     if not model.get("moe"):
         layout["ep"] = 1
     layout["zero"] = _zero(o)
@@ -300,6 +296,8 @@ def _layout(o: Options, model: dict[str, Any], warnings: list[str]) -> dict[str,
 
 
 def _zero(o: Options) -> int:
+    if o.number("zero-stage", 0):  # Megatron-DeepSpeed
+        return o.number("zero-stage", 0)
     if o.flag("use-torch-fsdp2"):
         return 2 if o.flag("torch-fsdp2-no-reshard-after-forward") else 3
     if o.flag("use-megatron-fsdp"):
@@ -436,22 +434,3 @@ def _itemsize(o: Options, name: str) -> int:
     if word not in sizes:
         raise SpecError(f"{name} is {word!r}", "use one of " + ", ".join(sizes))
     return sizes[word]
-
-
-def _policies(o: Options) -> tuple[str, ...]:
-    """Recompute options as a policy (transformer_config.py recompute_granularity and others)."""
-    granularity = o.text("recompute-granularity")
-    if o.flag("recompute-activations") and not granularity:
-        granularity = "selective"
-    if granularity == "selective":
-        ours = {row.megatron: name for name, row in MODULES.items()}
-        modules = o.words("recompute-modules") or ("core_attn",)
-        return ("+".join(ours.get(name, name) for name in modules),)
-    if granularity == "full":
-        method, count = o.text("recompute-method", "uniform"), o.number("recompute-num-layers", 1)
-        if o.flag("distribute-saved-activations"):
-            return ("full-sharded",)
-        if method == "uniform":
-            return ("full",) if count == 1 else (f"uniform:{count}",)
-        return (f"block:{count}",)
-    return ("none",)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from actcalc.errors import SpecError
 from actcalc.io.megatron.names import IDLE, LEFT_OUT, OF_A_SWITCH, REFUSED
 from actcalc.io.megatron.options import Options
@@ -38,8 +40,12 @@ def graphs(o: Options, warnings: list[str]) -> None:
         )
 
 
-def unread(o: Options, warnings: list[str]) -> None:
-    """Say which options were not read, once and all together; those that move nothing aside."""
+def unread(o: Options, warnings: list[str], idle: str = "") -> None:
+    """Say which options were not read, once and all together; those that move nothing aside.
+
+    ``idle`` matches further names that do.
+    """
+    others = re.compile(idle or "(?!)")
     for name, what, idle in LEFT_OUT:
         o.read.add(name)
         if o.data.get(name) not in (None, False, *idle):
@@ -51,6 +57,7 @@ def unread(o: Options, warnings: list[str]) -> None:
         if name not in o.read
         and value not in (None, False)
         and not IDLE.fullmatch(name)
+        and not others.fullmatch(name)
         and not name.startswith(off)
     ]
     if not names:
@@ -61,6 +68,5 @@ def unread(o: Options, warnings: list[str]) -> None:
     told = [f"{name} (is it {close[name][0]}?)" if close[name] else name for name in sorted(names)]
     more = f" and {len(told) - _MOST_TOLD} more" if len(told) > _MOST_TOLD else ""
     warnings.append(
-        f"Options not read, taken to change neither memory nor FLOPs: "
-        f"{', '.join(told[:_MOST_TOLD])}{more}."
+        f"Options not understood, and so not counted: {', '.join(told[:_MOST_TOLD])}{more}."
     )

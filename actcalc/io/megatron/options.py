@@ -7,6 +7,7 @@ from typing import Any
 
 from actcalc.errors import SpecError
 from actcalc.io.megatron.names import NEGATED, RENAMED
+from actcalc.io.megatron.older import renewed
 
 
 class Options:
@@ -76,7 +77,7 @@ def by_option(data: Mapping[str, Any]) -> dict[str, Any]:
     Next to options as a command line has them these are the fields of the parsed arguments:
     ``add_bias_linear: false`` is ``disable-bias-linear``. An option given by its own name wins.
     """
-    found = {plain(key): _value(value) for key, value in data.items()}
+    found = renewed({plain(key): _value(value) for key, value in data.items()})
     for field, option in RENAMED.items():
         value = found.pop(field, None)
         if value is not None and found.get(option) is None:
@@ -88,6 +89,9 @@ def by_option(data: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+_WRITTEN = {"None": None, "null": None, "True": True, "False": False}
+
+
 def _value(value: Any) -> Any:
-    # "None" is what str() makes of a field that has no value; "none" is a choice of some options.
-    return None if value in ("None", "null") else value
+    # What str() makes of a field: "None" has no value, "none" is a choice of some options.
+    return _WRITTEN.get(value, value) if isinstance(value, str) else value

@@ -13,6 +13,13 @@ from actcalc.io.megatron.options import Options
 def stages(o: Options, layers: int, pp: int) -> dict[str, Any]:
     """Fields of the layout that say what each stage and chunk holds; ``SpecError`` if uneven."""
     if pp == 1:
+        for name in ("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"):
+            if o.has(name):
+                raise SpecError(
+                    f"{name} is {o.text(name)}, but there is one pipeline stage: Megatron refuses "
+                    "it",
+                    f"drop {name}, or give pipeline-model-parallel-size",
+                )
         return {}
     written = pattern(o).split("/")[0].split("|")
     if len(written) > 1:

@@ -1,0 +1,59 @@
+"""Files that users have, read into runs: launch scripts, configurations, printed arguments.
+
+One module for each framework, with what it knows of that framework's options: which change memory
+or time, and how; which change neither. Everything else is listed as not understood. Nothing that a
+file holds is run, and only JSON, YAML, TOML and text are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from actcalc.errors import SpecError
+from actcalc.io import presets
+from actcalc.io.readers.combine import Read, runs
+from actcalc.io.readers.document import STDIN, document
+from actcalc.io.readers.kinds import kind_called, read_document, scripts
+from actcalc.io.sources import Source, config_source, named, refuse_measured_layer
+
+
+def read(texts: Sequence[str], kind: str | None = None) -> list[Source]:
+    """The runs that names, paths and ``-`` describe, in their order.
+
+    ``kind`` forces how files are read. Raises ``SpecError`` for what cannot be read as a run.
+    """
+    if kind is not None:
+        kind_called(kind)
+    if list(texts).count(STDIN) > 1:
+        raise SpecError("standard input is named twice", "name - once")
+    found = [_named(text) if kind is None or _is_name(text) else None for text in texts]
+    files = [text for text, each in zip(texts, found, strict=True) if each is None]
+    documents = {}
+    for text in files:
+        if Path(text).is_dir():
+            continue
+        refuse_measured_layer(Path(text))
+        documents[text] = document(text)
+    joined = scripts(list(documents.values()), kind)
+    result: list[Read] = []
+    for text, each in zip(texts, found, strict=True):
+        if each is not None:
+            result.append(each)
+        elif text not in documents:
+            result.append(Read(text, "a folder", config_source(Path(text)), model=True))
+        elif text in joined:
+            if joined[text] is not None:
+                result.append(joined[text])
+        else:
+            result.append(read_document(documents[text], kind))
+    return runs(result)
+
+
+def _is_name(text: str) -> bool:
+    return presets.exists("models", text) or presets.exists("runs", text)
+
+
+def _named(text: str) -> Read | None:
+    found = named(text)
+    return None if found is None else Read(text, "a model", found, model=not found.layout)

@@ -1,0 +1,118 @@
+"""LLaMA-Factory's YAML: its own arguments beside the Trainer's (``llamafactory/hparams/``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from actcalc.errors import SpecError
+from actcalc.io.readers import trainer
+from actcalc.io.readers.document import Document
+from actcalc.io.readers.part import Part
+from actcalc.io.readers.settings import LeftOut, Settings
+from actcalc.io.readers.words import attention, targets
+
+OWN = ("finetuning_type", "cutoff_len", "stage", "template", "lora_target", "quantization_bit",
+       "pure_bf16", "disable_gradient_checkpointing", "enable_liger_kernel", "flash_attn",
+       "quantization_method", "neat_packing")  # fmt: skip
+IDLE = (
+    r"(template|dataset|media_dir|train_on|mask_history|buffer|mix_|interleave|tool|default_system"
+    r"|enable_thinking|preserve|tokenized|data_|val_size|lora_(alpha|dropout)|use_rslora|pissa|loraplus"
+    r"|create_new|additional_target|pref_|dpo_|kto_|simpo|ppo_|ref_model|reward_model|plot_loss|stage"
+    r"|compute_accuracy|use_swanlab|swanlab|infer|vllm|sglang|export|image|video|audio|crop|print"
+    r"|ray|master|enable_torch_profiler|profil|double_quant|quantization_(type|method|device)|rope"
+    r"|use_(fast|v1|kv|unsloth_gc|reentrant)|split_special|add_|new_special|init_special|resize_vocab"
+    r"|packing|neat_packing|freeze_(vision|multi|trainable_modules|extra)|adapter|include_num"
+    r"|preprocessing|max_samples|moe_aux|overwrite|ignore_pad|eval_|include_effective|trust"
+    r"|cutoff|ddp).*"
+)
+LEFT_OUT: LeftOut = (
+    ("use_dora", "adds a magnitude vector to adapters and keeps more", ()),
+    ("use_galore", "projects gradients to a low rank: fewer states", ()),
+    ("use_apollo", "scales gradients by a low rank: fewer states", ()),
+    ("use_badam", "updates one block of layers at a time: fewer states", ()),
+    ("use_adam_mini", "keeps fewer second moments", ()),
+    ("use_llama_pro", "trains added layers alone", ()),
+    ("use_unsloth", "runs kernels of its own: less memory", ()),
+    ("upcast_layernorm", "keeps norms in fp32", ()),
+    ("upcast_lmhead_output", "keeps the head in fp32", ()),
+    ("mixture_of_depths", "skips tokens in layers", ()),
+    ("use_kt", "moves experts to the host", ()),
+    ("shift_attn", "runs attention in groups: less time", ()),
+)
+
+
+def recognises(data: Mapping[str, Any]) -> bool:
+    """Whether a mapping is LLaMA-Factory's: two of its own names, or the model and one."""
+    own = sum(name in data for name in OWN)
+    return own >= 2 or (own == 1 and "model_name_or_path" in data and "max_length" not in data)
+
+
+def read(data: Mapping[str, Any], where: Document) -> Part:
+    """What a configuration says; ``SpecError`` for values that LLaMA-Factory refuses."""
+    s = Settings({k: v for k, v in data.items() if k != "deepspeed"}, where.name, hyphens=True)
+    kind = s.text("finetuning_type", default="lora")
+    given: dict[str, Any] = {"workload.seq": s.number("cutoff_len", default=2048, least=1)}
+    notes: list[str] = []
+    usual = {"policy": "full"}  # gradient checkpointing is on unless it is disabled
+    if s.flag("disable_gradient_checkpointing"):
+        given["policy"] = "none"
+    _kernels(s, given)
+    bits = s.number("quantization_bit")
+    if bits and kind not in ("lora", "oft"):
+        raise SpecError(
+            f"{where.name}: quantization_bit {bits} with finetuning_type {kind}: LLaMA-Factory "
+            "quantises under adapters alone",
+            "use finetuning_type lora, or drop quantization_bit",
+        )
+    if kind == "lora":
+        given["training.lora_rank"] = s.number("lora_rank", default=8, least=1)
+        field, told = targets(s.words("lora_target") or ("all",), where.name)
+        given |= field
+        notes += told
+        if bits:
+            given["training.base_bits"] = bits
+    elif kind != "full":
+        notes.append(f"finetuning_type {kind} is not modelled: every weight is counted as trained.")
+    stage = s.text("stage", default="sft")
+    if stage not in ("sft", "pt"):
+        notes.append(
+            f"stage {stage}: a reference model, pairs and generation beside it are not counted."
+        )
+    rest = {k: v for k, v in data.items() if k.replace("-", "_") not in s.asked}
+    part = trainer.read(rest, where)
+    pure = s.flag("pure_bf16")
+    precision = part.given.get("workload.precision")
+    if kind == "full" and not pure and precision in ("bf16", "fp16") and not _sharded(part):
+        precision = f"amp-{precision}"  # trained weights are cast to fp32 (model/adapter.py)
+    given["workload.precision"] = "bf16" if pure else precision
+    assumed = {k: v for k, v in part.assumed.items() if k not in ("training.recipe", "workload.seq")}
+    return replace(
+        part,
+        kind="llamafactory",
+        given={**part.given, **given},
+        usual={**part.usual, **usual},
+        assumed=assumed,
+        notes=(*notes, *_notes(s, part)),
+    )
+
+
+def _sharded(part: Part) -> bool:
+    """Whether the engine that shards keeps fp32 copies of its own."""
+    return "engine" in part.given or any("engine" in each.given for each in part.more)
+
+
+def _kernels(s: Settings, given: dict[str, Any]) -> None:
+    word = s.text("flash_attn", default="auto")
+    given["workload.attention"] = attention(word) or "sdpa"
+    if s.flag("enable_liger_kernel"):
+        given["training.loss"] = "fused"
+
+
+def _notes(s: Settings, part: Part) -> tuple[str, ...]:
+    """Notes of both readers, options listed once: those that neither knows."""
+    kept = [note for note in part.notes if not note.startswith("Options not understood")]
+    both = f"{trainer.IDLE}|{IDLE}|{'|'.join(trainer.OWN)}|use_liger_kernel|model_name_or_path"
+    both += r"|bf16|fp16|fsdp(_config\..*)?|deepspeed.*|attn_implementation|adafactor"
+    return (*kept, *s.notes(both, LEFT_OUT))
