@@ -80,7 +80,7 @@ def route(args: list[str]) -> list[str]:
     first = args[0]
     if first in COMMANDS or first in _OWN_OPTIONS:
         return args
-    if first.startswith("-"):
+    if first.startswith("-"):  # an option, or standard input
         return [DEFAULT, *args]
     models = (*presets.names("models"), *presets.names("runs"))
     if first in models or _looks_like_path(first):
@@ -91,7 +91,7 @@ def route(args: list[str]) -> list[str]:
 
 
 def _looks_like_path(word: str) -> bool:
-    if "/" in word or re.search(r"\.(ya?ml|json)$", word):
+    if "/" in word or re.search(r"\.(ya?ml|json|toml|sh)$", word):
         return True
     try:
         return Path(word).exists()
@@ -113,7 +113,7 @@ def _callback(
     """Memory and FLOPs of transformer training, before the job is launched.
 
     `actcalc gpt3-175b --tp 8 --sp` compares recompute policies side by side. MODEL is a preset's
-    name, a YAML run file, or a config.json (or the folder that holds one).
+    name, a hub id, a YAML run file, a config.json, or the files a run is launched with.
     """
 
 

@@ -17,7 +17,7 @@ from actcalc.cli.options import (
 )
 from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.errors import SpecError
-from actcalc.io.sources import measured_layer
+from actcalc.io.sources import Source, measured_layer
 from actcalc.render.compare import compare_sheets, model_sheets, side_by_side
 from actcalc.render.sheet import Sheet
 from actcalc.specs.result import joined
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from actcalc.measure.layer import MeasuredLayer
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-_MODELS = "Preset, YAML run file, config.json or its folder; several to set side by side."
+_MODELS = "Preset, hub id, run file, config.json or launch file; several to set side by side."
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -40,17 +40,18 @@ def compare(
     """Recompute policies side by side: bytes stored, freed, brought back, and extra FLOPs."""
     check_units(output.units)
     chosen_format(output)
-    if len(models) > 1:
-        return _compare_models(models, options, timing, output)
-    layer = measured_layer(models[0])
+    layer = measured_layer(models[0]) if len(models) == 1 else None
     if layer is not None:
         if timing.efficiency:
             raise SpecError("a measured layer is not timed", "drop --efficiency")
         return _compare_layer(layer, options, output)
+    origins = options.origins(models)
+    if len(origins) > 1:
+        return _compare_models(origins, options, timing, output)
     chosen = bool(options.policies())
     results = [
         compare_run(run, timing.shares(run), beside=len(run.policies) == 1 and not chosen)
-        for run in options.runs(models[0])
+        for run in options.runs(origins[0])
     ]
 
     def sheets() -> list[Sheet]:
@@ -63,7 +64,7 @@ def compare(
 
 
 def _compare_models(
-    models: list[str],
+    origins: list[Source],
     options: RunOptions,
     timing: TimeOptions,
     output: OutputOptions,
@@ -75,7 +76,7 @@ def _compare_models(
             "name one framework, or one model",
         )
     results = [
-        compare_run(run, timing.shares(run)) for model in models for run in options.runs(model)
+        compare_run(run, timing.shares(run)) for origin in origins for run in options.runs(origin)
     ]
 
     emit(lambda: model_sheets(results, output.units), lambda: joined(results, "models"), output)

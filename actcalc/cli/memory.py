@@ -1,4 +1,4 @@
-"""``actcalc memory MODEL [MODEL]``: the whole GPU, per pipeline stage."""
+"""``actcalc memory MODEL...``: the whole GPU, per pipeline stage."""
 
 from __future__ import annotations
 
@@ -16,29 +16,19 @@ from actcalc.cli.options import (
 )
 from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.errors import SpecError
-from actcalc.io.sources import READERS, Source, source
 from actcalc.render.memory import memory_sheets, two_sheets
 from actcalc.render.sheet import Sheet
 from actcalc.specs.result import joined
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _PANEL = "Memory"
-_MODELS = "Preset, YAML run file, config.json or Megatron's arguments; two to compare."
-
-
-def _origin(name: str, kind: str | None) -> Source:
-    if kind is None:
-        return source(name)
-    if kind not in READERS:
-        known = ", ".join(READERS)
-        raise SpecError(f"--from {kind!r} is no kind of input", f"use {known}, or drop --from")
-    return READERS[kind](name)
+_MODELS = "Preset, hub id, run file, config.json or launch files of a run; two runs to compare."
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
 @with_options(RunOptions, MemoryOptions, OutputOptions)
 def memory(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL [MODEL]", help=_MODELS)],
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help=_MODELS)],
     options: RunOptions,
     memory: MemoryOptions,
     output: OutputOptions,
@@ -51,28 +41,18 @@ def memory(
             show_default=False,
         ),
     ] = None,
-    origin: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            help="Kind of input: megatron (a mapping of its arguments).",
-            rich_help_panel=_PANEL,
-            show_default=False,
-        ),
-    ] = None,
 ) -> int:
     """Weights, gradients, optimizer, activations, transient peak and buffers of every stage."""
     check_units(output.units)
     chosen_format(output)
     refuse_idle(options, "memory", ("peak",))
-    if len(models) > 2:
-        raise SpecError(f"memory compares two runs, not {len(models)}", "name one or two")
+    origins = options.origins(models)
+    if len(origins) > 2:
+        raise SpecError(f"memory compares two runs, not {len(origins)}", "name one or two")
     training = memory.training()
     results: list[MemoryReport] = []
-    for name in models:
-        read = _origin(name, origin)
-        for framework in options.frameworks():
-            run = options.run(read, framework, training)
+    for origin in origins:
+        for run in options.runs(origin, training):
             results.append(memory_run(run, limits=largest or ()))
 
     def sheets() -> list[Sheet]:

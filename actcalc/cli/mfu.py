@@ -11,7 +11,7 @@ from actcalc.answers.calibrate import calibrate_file
 from actcalc.answers.mfu import utilisation
 from actcalc.cli.options import (
     MemoryOptions,
-    ModelArgument,
+    ModelArguments,
     OutputOptions,
     RunOptions,
     TimeOptions,
@@ -20,7 +20,6 @@ from actcalc.cli.options import (
 )
 from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.cli.values import count_of, counting_of, replicas, seconds_of
-from actcalc.io.sources import source
 from actcalc.render.mfu import mfu_sheets
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -44,7 +43,7 @@ def _option(*names: str, help: str, metavar: str | None = None) -> typer.models.
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
 @with_options(RunOptions, MemoryOptions, TimeOptions, OutputOptions)
 def mfu(
-    model: ModelArgument,
+    models: ModelArguments,
     options: RunOptions,
     memory: MemoryOptions,
     timing: TimeOptions,
@@ -76,7 +75,7 @@ def mfu(
     check_units(output.units)
     chosen_format(output)
     refuse_idle(options, "mfu", ("device_memory",))
-    chosen = replicas(options.run(source(model), training=memory.training()), gpus)
+    chosen = replicas(options.run(options.origin(models), training=memory.training()), gpus)
     shares = timing.shares(chosen)
     fit = calibrate_file(calibrate, shares) if calibrate else None
     result = utilisation(

@@ -11,7 +11,7 @@ import typer
 
 from actcalc.errors import SpecError
 from actcalc.io.runs import resolve
-from actcalc.io.sources import Source, source
+from actcalc.io.sources import Source, one_source, sources
 from actcalc.render.formats import ENDINGS, FORMATS
 from actcalc.specs.optimizers import OPTIMIZERS
 from actcalc.specs.recipes import CHOOSABLE
@@ -20,9 +20,9 @@ from actcalc.specs.run import Run
 from actcalc.specs.schedules import SCHEDULES
 from actcalc.specs.workload import Attention, Precision
 
-ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help="Preset, YAML run file, config.json or its folder.")
-]
+_MODEL = "Preset, hub id, run file, config.json or launch file; several files of one run; - reads."
+ModelArguments = Annotated[list[str], typer.Argument(metavar="MODEL...", help=_MODEL)]
+"""What a command of one run takes: a name, or the files that describe the run together."""
 _LAYOUT = "Layout"
 _WORK = "Workload"
 _TRAINING = "Training"
@@ -140,6 +140,11 @@ class RunOptions:
         list[str] | None,
         _option("--set", help="Any other spec field, key=value; repeatable.", panel=_WORK),
     ] = None
+    from_: Annotated[
+        str | None,
+        _option("--from", help="Read files as: megatron, torchtitan, deepspeed, axolotl, trl, ...",
+                panel=_WORK),
+    ] = None  # fmt: skip
 
     def frameworks(self) -> tuple[str | None, ...]:
         """The profiles asked for, comma-separated on the command line; (None,) if none was."""
@@ -221,10 +226,22 @@ class RunOptions:
             return tuple(dict.fromkeys(chosen if name == "full" else name for name in named))
         return tuple(dict.fromkeys((*named, chosen)))
 
-    def runs(self, model: str, training: dict[str, Any] | None = None) -> tuple[Run, ...]:
+    def origin(self, models: Sequence[str]) -> Source:
+        """The one run that names and files describe together."""
+        return one_source(models, self.from_)
+
+    def origins(self, models: Sequence[str]) -> list[Source]:
+        """The runs that they describe: several, or one in parts."""
+        return sources(models, self.from_)
+
+    def runs(self, origin: Source, training: dict[str, Any] | None = None) -> tuple[Run, ...]:
         """One run per framework profile asked for."""
-        origin = source(model)
         return tuple(self.run(origin, name, training) for name in self.frameworks())
+
+
+def flag_of(name: str) -> str:
+    """The flag that a field of options is given with."""
+    return "--" + name.rstrip("_").replace("_", "-")
 
 
 def refuse_given(options: RunOptions, what: str, *, keep: Sequence[str]) -> None:
@@ -232,7 +249,7 @@ def refuse_given(options: RunOptions, what: str, *, keep: Sequence[str]) -> None
     for field in fields(options):
         if field.name not in keep and getattr(options, field.name) is not None:
             raise SpecError(
-                f"{what} takes no --{field.name.replace('_', '-')}: its sizes are its own",
+                f"{what} takes no {flag_of(field.name)}: its sizes are its own",
                 "drop it, or measure again with other sizes",
             )
 

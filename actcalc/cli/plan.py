@@ -13,6 +13,7 @@ from actcalc.cli.options import (
     OutputOptions,
     PlanTrainingOptions,
     RunOptions,
+    flag_of,
     refuse_given,
     with_options,
 )
@@ -114,11 +115,12 @@ class PlanOptions:
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
 @with_options(RunOptions, PlanTrainingOptions, PlanOptions, OutputOptions)
 def plan(
-    model: Annotated[
-        str,
+    models: Annotated[
+        list[str],
         typer.Argument(
-            metavar="MODEL",
-            help="Preset, run file, config.json, a measured layer, or a planning problem (JSON).",
+            metavar="MODEL...",
+            help="Preset, hub id, run file, config.json, launch files of one run, a measured "
+            "layer, or a planning problem (JSON).",
         ),
     ],
     options: RunOptions,
@@ -133,6 +135,7 @@ def plan(
     check_units(output.units)
     pasted = _pasted(how.emit, how.frontier, output)
     how.check()
+    model = models[0] if len(models) == 1 else ""
     data = _problem(model)
     if data is not None:
         given = [*how.given(), *trained.given()]
@@ -142,7 +145,7 @@ def plan(
     if layer is not None:
         result = _plan_layer(layer, options, trained, how)
     else:
-        result, states = _plan_run(model, options, trained, how, pasted=pasted)
+        result, states = _plan_run(models, options, trained, how, pasted=pasted)
     if result.emitted is not None and pasted:
         emit_text(result.emitted.text, output)
         return 0 if result.emitted.feasible else 1
@@ -163,7 +166,7 @@ def _plan_layer(
 
 
 def _plan_run(
-    model: str,
+    models: Sequence[str],
     options: RunOptions,
     trained: PlanTrainingOptions,
     how: PlanOptions,
@@ -177,7 +180,7 @@ def _plan_run(
     asked = how.asked()
     if how.activations_only:
         refuse_idle_training(trained)
-    runs = options.runs(model, trained.training())
+    runs = options.runs(options.origin(models), trained.training())
     result = plan_command(
         runs,
         how.memory,
@@ -290,9 +293,7 @@ def _plan_problem(
     from actcalc.solve import parse_problem
 
     idle = [*given]
-    idle += [
-        f"--{name.replace('_', '-')}" for name, value in vars(options).items() if value is not None
-    ]
+    idle += [flag_of(name) for name, value in vars(options).items() if value is not None]
     if idle:
         raise SpecError(
             f"{model} is a planning problem of its own: {', '.join(idle)} would have no effect",

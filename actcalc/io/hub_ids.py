@@ -53,13 +53,13 @@ def preset_of(text: str) -> tuple[str, str]:
     if word in ids:
         return ids[word], ""
     owner, _, name = word.partition("/")
-    bare = name
+    bare = name.removeprefix("meta-")
     for _ in range(3):
         bare = _VARIANT.sub("", bare)
         for known, preset in ids.items():
             there, _, base = known.partition("/")
             same = there == owner or owner in _SAME_WEIGHTS
-            if same and bare in (base, _VARIANT.sub("", base)):
+            if same and bare in (base.removeprefix("meta-"), _VARIANT.sub("", base)):
                 return preset, f"{text} is taken to have the sizes of the preset {preset}."
     return "", ""
 
@@ -104,6 +104,7 @@ def fetched_config(text: str) -> Path:
         )
     try:
         from huggingface_hub import hf_hub_download
+        from huggingface_hub.utils import logging
     except ImportError as error:
         raise MissingExtraError(
             f"{text} is no preset and not in the local cache; fetching its config.json needs the "
@@ -111,13 +112,15 @@ def fetched_config(text: str) -> Path:
             "pip install 'actcalc[hub]', or give its config.json"
             + (f"; {close}" if (close := suggestion(text.split("/")[-1], _models())) else ""),
         ) from error
+    logging.get_logger().setLevel(
+        "ERROR"
+    )  # its retries are warnings; the last failure is told below
     print(f"actcalc: fetching config.json of {text}", file=sys.stderr)
     try:
         return Path(hf_hub_download(text, "config.json", etag_timeout=10))
     except Exception as error:
-        reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else ""
         raise SpecError(
-            f"the hub gives no config.json of {text}: {type(error).__name__} {reason}".rstrip(),
+            f"the hub gives no config.json of {text} ({type(error).__name__})",
             "check the id (HF_TOKEN opens gated models), or give its config.json",
         ) from None
 

@@ -100,16 +100,16 @@ def resolve(
 ) -> Run:
     """Validate a source with overrides (those win) into a :class:`Run`, cross-checked."""
     extra = overrides(settings)
+    given = {**(layout or {}), **extra["layout"]}
     vetted = origin.vetted and not settings
     changes = {**(model or {}), **extra["model"]}
     tuning = {**(training or {}), **extra["training"]}
-    _check_needs(origin, {"model": changes, "training": tuning})
+    _check_needs(origin, {"model": changes, "training": tuning, "layout": given})
     layers = changes.pop("layers", None)
     spec = build(Model, _apply(origin.model, changes, "model"), "model", vetted=vetted)
     if layers is not None and layers != spec.layers:
         cut = spec.without_patterns(layers) if isinstance(layers, int) else {"layers": layers}
         spec = build(Model, {**spec.model_dump(), **cut}, "model", vetted=vetted)
-    given = {**(layout or {}), **extra["layout"]}
     grid = _apply(origin.layout, given, "layout")
     plan, refilled = _same_devices(build(Layout, grid, "layout", vetted=vetted), origin, given)
     plan, raised = _room_for_experts(plan, "dp" in grid)
@@ -136,8 +136,9 @@ def resolve(
         policies=asked,
         warnings=(
             *origin.warnings,
-            *_still_assumed(origin, {"layout": given, "workload": {**(workload or {}),
-                                     **extra["workload"]}}),
+            *_still_assumed(
+                origin, {"layout": given, "workload": {**(workload or {}), **extra["workload"]}}
+            ),
             *refilled,
             *raised,
             *_idle_dropout(spec, work, step),

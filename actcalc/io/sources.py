@@ -43,7 +43,7 @@ class Source:
     assumed: Mapping[str, str] = field(default_factory=dict)
     """Notes on what was taken for fields nobody gave, by name (``layout.dp``)."""
     needs: Mapping[str, SpecError] = field(default_factory=dict)
-    """Fields of model and training that must be given elsewhere, by name, and the error."""
+    """Fields that must be given elsewhere, by name (``model.vocab``), and the error."""
 
 
 def source(text: str, kind: str | None = None) -> Source:

@@ -205,7 +205,8 @@ def test_a_sharding_strategy_is_megatron_fsdp_s() -> None:
         {"num-layers": -1},
         {"num-experts": 8, "moe-layer-freq": "([0]*3)"},
         {"num-experts": 8, "moe-layer-freq": "__import__('os')"},
-        {"world-size": 7, "tensor-model-parallel-size": 2},
+        {"decoder-last-pipeline-num-layers": 2},
+        {"recompute-granularity": "selective", "recompute-method": "uniform"},
         {"pipeline-model-parallel-size": 4, "pipeline-model-parallel-layout": "Etttt|L"},
         {"optimizer": "soap"},
         {"cross-entropy-fusion-impl": "liger"},
@@ -223,14 +224,22 @@ def test_what_cannot_be_meant_is_refused_with_a_way_out(options: dict[str, Any])
     assert caught.value.hint
 
 
+def test_a_world_that_degrees_do_not_divide_needs_dp() -> None:
+    options = {**BASE, "world-size": 7, "tensor-model-parallel-size": 2}
+    origin = arguments_source(read_arguments(options), "run")
+    with pytest.raises(SpecError) as caught:
+        resolve(origin)
+    assert "world-size 7 is not a multiple" in str(caught.value)
+    assert resolve(origin, layout={"dp": 3}).layout.dp == 3
+
+
 def test_options_that_are_not_read_are_named_once() -> None:
     odd = {"num-layer": 3, "frobnicate": True, "lr": 1e-4, "train-iters": 5, "log-interval": 1}
-    told = [text for text in read_arguments({**BASE, **odd}).warnings if "not read" in text]
+    told = [text for text in read_arguments({**BASE, **odd}).warnings if "not understood" in text]
     assert told == [
-        "Options not read, taken to change neither memory nor FLOPs: frobnicate, num-layer (is it "
-        "num-layers?)."
+        "Options not understood, and so not counted: frobnicate, num-layer (is it num-layers?)."
     ]
-    assert not any("not read" in text for text in read_arguments(BASE).warnings)
+    assert not any("not understood" in text for text in read_arguments(BASE).warnings)
     many = read_arguments({**BASE, **{f"unknown-{index}": 1 for index in range(100)}})
     assert "and 76 more." in many.warnings[-1]
 
@@ -331,7 +340,7 @@ def test_what_changes_memory_and_is_not_modelled_is_said(
     told = [text for text in read_arguments({**BASE, **options}).warnings if name in text]
     assert len(told) == 1
     assert word in told[0]
-    assert "taken to change neither" not in told[0]
+    assert "not understood" not in told[0]
 
 
 def test_bert_s_local_layers_are_megatron_s_own() -> None:
@@ -435,7 +444,7 @@ def test_the_parsed_arguments_of_a_run_without_experts_name_nothing_unread() -> 
         "transformer_pipeline_model_parallel_size": 1, "attention_backend": "AttnBackend.flash",
     }  # fmt: skip
     found = read_arguments({**BASE, **fields})
-    assert not any("not read" in text for text in found.warnings)
+    assert not any("not understood" in text for text in found.warnings)
     assert found.workload["kernels"]["attention_backend"] == "flash"
     experts = read_arguments({**BASE, "num-experts": 8, "moe-frobnicate": True})
     assert any("moe-frobnicate" in text for text in experts.warnings)

@@ -91,7 +91,7 @@ def read_arguments(data: Mapping[str, Any], name: str = "run", idle: str = "") -
     assumed: dict[str, str] = {}
     needs: dict[str, SpecError] = {}
     model = _model(o, warnings, needs)
-    layout = _layout(o, model, warnings, assumed)
+    layout = _layout(o, model, warnings, assumed, needs)
     graphs(o, warnings)
     training, framework = _training(o), _framework(o)
     workload = _workload(o, layout, engine=framework == _ENGINE)
@@ -260,7 +260,11 @@ def _latent(o: Options) -> dict[str, Any]:
 
 
 def _layout(
-    o: Options, model: dict[str, Any], warnings: list[str], assumed: dict[str, str]
+    o: Options,
+    model: dict[str, Any],
+    warnings: list[str],
+    assumed: dict[str, str],
+    needs: dict[str, SpecError],
 ) -> dict[str, Any]:
     tp = o.number("tensor-model-parallel-size", 1, least=1)
     pp = o.number("pipeline-model-parallel-size", 1, least=1)
@@ -277,11 +281,12 @@ def _layout(
     if world:
         inside = tp * pp * cp
         if world % inside:
-            raise SpecError(
+            needs["layout.dp"] = SpecError(
                 f"world-size {world} is not a multiple of tp {tp} x pp {pp} x cp {cp} = {inside}",
-                "check the parallel sizes",
+                "check the parallel sizes, or give --dp",
             )
-        layout["dp"] = fed(o, world // inside, warnings)
+        else:
+            layout["dp"] = fed(o, world // inside, warnings)
     else:
         assumed["layout.dp"] = "world-size is not given: one replica is taken (dp 1)."
     if not model.get("moe"):

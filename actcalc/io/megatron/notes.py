@@ -46,9 +46,9 @@ def unread(o: Options, warnings: list[str], idle: str = "") -> None:
     ``idle`` matches further names that do.
     """
     others = re.compile(idle or "(?!)")
-    for name, what, idle in LEFT_OUT:
+    for name, what, still in LEFT_OUT:
         o.read.add(name)
-        if o.data.get(name) not in (None, False, *idle):
+        if o.data.get(name) not in (None, False, *still):
             warnings.append(f"{name} is not modelled; it {what}.")
     off = tuple(group for switch, group in OF_A_SWITCH if o.data.get(switch) in (None, False))
     names = [

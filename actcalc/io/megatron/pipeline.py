@@ -34,9 +34,11 @@ def stages(o: Options, layers: int, pp: int) -> dict[str, Any]:
         return _described(described, pp, layers)
     vpp = max(1, o.number("num-virtual-stages-per-pipeline-rank", 1))
     per = o.number("num-layers-per-virtual-pipeline-stage", 0)
+    # Megatron-DeepSpeed: the embedding and the head, which it ties, count as layers
+    counted_ends = "transformer|embedding" in o.text("pp-partition-method")
     ends = (
-        o.flag("account-for-embedding-in-pipeline-split"),
-        o.flag("account-for-loss-in-pipeline-split"),
+        o.flag("account-for-embedding-in-pipeline-split") or counted_ends,
+        o.flag("account-for-loss-in-pipeline-split") or counted_ends,
     )
     counted = layers + sum(ends)
     if per:

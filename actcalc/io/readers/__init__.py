@@ -43,8 +43,8 @@ def read(texts: Sequence[str], kind: str | None = None) -> list[Source]:
         elif text not in documents:
             result.append(Read(text, "a folder", config_source(Path(text)), model=True))
         elif text in joined:
-            if joined[text] is not None:
-                result.append(joined[text])
+            script = joined[text]
+            result += [script] if script else []
         else:
             result.append(read_document(documents[text], kind))
     return runs(result)

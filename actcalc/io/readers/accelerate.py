@@ -12,8 +12,9 @@ from actcalc.io.readers.document import Document
 from actcalc.io.readers.part import Part
 from actcalc.io.readers.settings import LeftOut, Settings
 
-OWN = ("distributed_type", "mixed_precision", "num_processes", "num_machines", "compute_environment",
-       "downcast_bf16", "main_training_function", "machine_rank")  # fmt: skip
+OWN = ("distributed_type", "mixed_precision", "num_processes", "num_machines",
+       "compute_environment", "downcast_bf16", "main_training_function",
+       "machine_rank")  # fmt: skip
 IDLE = (
     r"compute_environment|debug|machine_rank|main_process_.*|main_training_function|rdzv_backend"
     r"|same_network|tpu_.*|use_cpu|downcast_bf16|enable_cpu_affinity|gpu_ids|num_machines"
@@ -40,8 +41,7 @@ def recognises_fsdp(data: Mapping[str, Any]) -> bool:
     names = [str(key) for key in data]
     known = ("fsdp_config", "sharding_strategy", "reshard_after_forward")
     return bool(names) and (
-        sum(name.startswith("fsdp_") for name in names) >= 2
-        or any(name in known for name in names)
+        sum(name.startswith("fsdp_") for name in names) >= 2 or any(name in known for name in names)
     )
 
 

@@ -49,7 +49,8 @@ LEFT_OUT: LeftOut = (
 def recognises(data: Mapping[str, Any]) -> bool:
     """Whether a mapping is axolotl's: its model, and at least one name that others do not have."""
     own = ("sequence_len", "micro_batch_size", "datasets", "adapter", "lora_r", "val_set_size",
-           "dataset_prepared_path", "lora_target_linear", "num_epochs", "sample_packing")  # fmt: skip
+           "dataset_prepared_path", "lora_target_linear", "num_epochs",
+           "sample_packing")  # fmt: skip
     return "base_model" in data and any(name in data for name in own)
 
 
@@ -76,9 +77,7 @@ def read(data: Mapping[str, Any], where: Document) -> Part:
         notes += told
     _sharding(data, s, where, given, more, assumed, notes)
     if s.has("rl"):
-        notes.append(
-            f"rl {s.text('rl')}: a reference model, pairs and generation are not counted."
-        )
+        notes.append(f"rl {s.text('rl')}: a reference model, pairs and generation are not counted.")
     notes += s.notes(f"{IDLE}|{sharding.IDLE}", LEFT_OUT)
     usual = {
         "framework": "transformers", "policy": "none", "training.optimizer": "adamw",
@@ -126,7 +125,8 @@ def _kernels(s: Settings, given: dict[str, Any], notes: list[str]) -> None:
 
 def _adapter(s: Settings, given: dict[str, Any], notes: list[str]) -> None:
     kind = s.text("adapter").lower()
-    bits = 4 if s.flag("load_in_4bit") else 8 if s.flag("load_in_8bit") else 16
+    four, eight = s.flag("load_in_4bit"), s.flag("load_in_8bit")
+    bits = 4 if four else 8 if eight else 16
     rank = s.number("lora_r")
     modules = s.words("lora_target_modules")
     linear = s.flag("lora_target_linear")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from actcalc.errors import SpecError
 from actcalc.io.readers.document import Document, document
 
 
@@ -30,8 +29,3 @@ def missing(where: Document, name: str, option: str) -> str:
         f"{where.name}: {option} names {name}, which is not here: nothing of it is counted (name "
         "the file beside this one)."
     )
-
-
-def as_error(name: str, note: str) -> SpecError:
-    """The same where nothing can be said without it."""
-    return SpecError(note, f"`{name} OTHER-FILE` reads both as one run")

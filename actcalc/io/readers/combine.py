@@ -99,9 +99,6 @@ def _filled(
     """The base with what the parts say over it."""
     fields = {**usual, **given}
     precision = fields.get("workload.precision") or base.workload.get("precision")
-    if fields.get("engine") and str(precision).startswith("amp-"):
-        # DeepSpeed and FSDP cast the weights that layers read; nothing is left to autocast
-        fields["workload.precision"] = str(precision).removeprefix("amp-")
     if fields.get("engine") and fields.get("workload.precision", precision) == "fp32":
         fields.pop("training.recipe", None)
     parted = sections(fields)

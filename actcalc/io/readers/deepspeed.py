@@ -30,6 +30,8 @@ IDLE = (
     r"|legacy_stage1|use_multi_rank_bucket_allreduce|stage3_max_reuse_distance|log_trace.*"
     r"|memory_efficient_linear|stage3_param_persistence_threshold|stage3_prefetch_bucket_size"
     r"|stage3_max_live_parameters|stage3_model_persistence_threshold|cpu_offload_use_pin_memory"
+    r"|(gather_16bit_weights_on_model_save|max_live_parameters|max_reuse_distance"
+    r"|prefetch_bucket_size|param_persistence_threshold|model_persistence_threshold)"
     r"|offload_(param|optimizer)\.(pin_memory|buffer_count|buffer_size|max_in_cpu|fast_init"
     r"|pipeline_read|pipeline_write|nvme_path|ratio)|reduce_bucket_size)"
     r"|activation_checkpointing\.(contiguous_memory_optimization|synchronize_checkpoint_boundary"
@@ -63,7 +65,7 @@ def recognises(data: Mapping[str, Any]) -> bool:
 
 def read(data: Mapping[str, Any], where: Document) -> Part:
     """What a configuration says; ``SpecError`` for values that DeepSpeed refuses."""
-    return part_of({k: v for k, v in data.items()}, where.name)
+    return part_of(data, where.name)
 
 
 def part_of(data: Mapping[str, Any], name: str) -> Part:

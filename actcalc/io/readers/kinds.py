@@ -81,8 +81,9 @@ _NOT_RUNS: tuple[tuple[Callable[[Mapping[str, Any]], bool], str, str], ...] = (
      "the launch script inside it"),
     (lambda d: "dependencies" in d and ("scripts" in d or "name" in d), "a package manifest",
      "a launch file of the run"),
-    (lambda d: "jobs" in d and ("on" in d or True in d), "a workflow of CI", "a launch file"),
-    (lambda d: "build-system" in d or "project" in d and "tool" in d, "a pyproject.toml",
+    (lambda d: "jobs" in d and ("on" in d or "runs-on" in str(d)[:2000]), "a workflow of CI",
+     "a launch file"),
+    (lambda d: "build-system" in d or ("project" in d and "tool" in d), "a pyproject.toml",
      "a launch file of the run"),
 )  # fmt: skip
 _HINT = (
@@ -113,6 +114,31 @@ def read_document(doc: Document, kind: str | None) -> Read:
         _refuse_text(doc)
         data = doc.data  # raises what is wrong with it
     return _recognised(doc, data)
+
+
+_TEXTS = (
+    (r"\A(#.*\n)*\s*(import|from) \w+|^def \w+\(", "Python code, which is not run",
+     "the configuration or the options that it is started with"),
+    (r"(?i)step: +\d+ .*loss: .*memory: ", "a log of torchtitan", "the run, with --log for this"),
+    (r"elapsed time per iteration \(ms\)", "a log of Megatron without its arguments",
+     "the launch script, with `actcalc check SCRIPT --log` for this"),
+    (r"CUDA out of memory|OutOfMemoryError", "the message of a run that ran out of memory",
+     "the run, with `actcalc check RUN --log` for this"),
+    (r"\A[^\n,]+(,[^\n,]+){2,}\n", "a table", "the configuration of one run"),
+    (r"\A\s*<(!|html|\?xml)", "a web page", "a launch file"),
+    (r"\A\s*#+ \w", "a document", "a launch file"),
+)  # fmt: skip
+
+
+def _refuse_text(doc: Document) -> None:
+    """Say what a text is that holds no mapping, where that can be told."""
+    if doc.form in ("json", "toml", "yaml"):
+        return
+    if not doc.text.strip():
+        raise SpecError(f"{doc.name} is empty", _HINT)
+    for pattern, what, instead in _TEXTS:
+        if re.search(pattern, doc.text[:200_000], re.M):
+            raise SpecError(f"{doc.name} is {what}", f"name {instead}")
 
 
 def _forced(doc: Document, kind: str) -> Read:
@@ -153,7 +179,7 @@ def _is_run(data: Mapping[str, Any]) -> bool:
 
 
 def _is_config(data: Mapping[str, Any]) -> bool:
-    return "model_type" in data or "architectures" in data
+    return ("model_type" in data or "architectures" in data) and "base_model" not in data
 
 
 def _run_of(doc: Document, data: dict[str, Any]) -> Read:
@@ -196,13 +222,22 @@ def is_script(doc: Document) -> bool:
     )
 
 
+def _one_line(doc: Document) -> Document:
+    """Options on several lines without a command are one string of options."""
+    lines = [line for line in doc.text.splitlines() if line.strip()]
+    if lines and all(line.lstrip().startswith(("-", "#")) for line in lines):
+        lines = [line.rstrip().removesuffix("\\") for line in lines if line.lstrip()[0] != "#"]
+        return replace(doc, text=" ".join(lines))
+    return doc
+
+
 def scripts(documents: Sequence[Document], kind: str | None) -> dict[str, Read | None]:
     """What the scripts among several files say, by the file's name.
 
     A script that launches nothing sets variables for one that does, where both are named: it says
     nothing of its own then (None).
     """
-    found = [doc for doc in documents if is_script(doc)]
+    found = [_one_line(doc) for doc in documents if is_script(doc)]
     result: dict[str, Read | None] = {}
     held: list[Document] = []
     for doc in found:
@@ -229,7 +264,11 @@ def _script(doc: Document, script: Script, kind: str | None, held: Sequence[Docu
         )
     launch = max(found, key=lambda each: (each.sure, len(each.options)))
     row, data = _row(launch, kind, doc)
-    part = row.read(data, doc)
+    told = unknown_note(launch.unknown)
+    try:
+        part = row.read(data, doc)
+    except SpecError as error:
+        raise SpecError(str(error), "; ".join((error.hint, *told))) from error
     sourced = {each.name.rsplit("/", 1)[-1] for each in held}
     notes = [n for n in script.notes if not any(name in n for name in sourced)]
     given = dict(part.given)
@@ -238,13 +277,14 @@ def _script(doc: Document, script: Script, kind: str | None, held: Sequence[Docu
     return Read(
         doc.name, f"a script that launches {row.title}",
         part=replace(part, given=given,
-                     notes=(*notes, *unknown_note(launch.unknown), *part.notes)),
+                     notes=(*notes, *told, *part.notes)),
     )  # fmt: skip
 
 
 _OPTIONS = (
     "num-layers", "hidden-size", "micro-batch-size", "tensor-model-parallel-size", "seq-length",
-    "global-batch-size", "per-device-train-batch-size", "model-name-or-path", "recompute-granularity",
+    "global-batch-size", "per-device-train-batch-size", "model-name-or-path",
+    "recompute-granularity",
     "job.config-file", "training.seq-len", "training.local-batch-size", "cutoff-len",
 )  # fmt: skip
 

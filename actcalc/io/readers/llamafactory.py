@@ -87,7 +87,9 @@ def read(data: Mapping[str, Any], where: Document) -> Part:
     if kind == "full" and not pure and precision in ("bf16", "fp16") and not _sharded(part):
         precision = f"amp-{precision}"  # trained weights are cast to fp32 (model/adapter.py)
     given["workload.precision"] = "bf16" if pure else precision
-    assumed = {k: v for k, v in part.assumed.items() if k not in ("training.recipe", "workload.seq")}
+    assumed = {
+        k: v for k, v in part.assumed.items() if k not in ("training.recipe", "workload.seq")
+    }
     return replace(
         part,
         kind="llamafactory",

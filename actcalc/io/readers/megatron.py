@@ -77,8 +77,15 @@ def part_of(found: Arguments, name: str, kind: str, notes: tuple[str, ...]) -> P
 
 
 def _slime(options: dict[str, Any]) -> None:
-    """Processes of slime's actor, and micro-batches of so many tokens."""
+    """What slime sets: processes of its actor, bf16, micro-batches of so many tokens.
+
+    ``slime/backends/megatron_utils/arguments.py`` sets bf16 unless fp16 is given.
+    """
     plain_ = {plain(key): key for key in options}
+    if "rollout-batch-size" not in plain_ and "actor-num-gpus-per-node" not in plain_:
+        return
+    if "fp16" not in plain_:
+        options["bf16"] = True
     nodes, each = (plain_.get(f"actor-num-{name}") for name in ("nodes", "gpus-per-node"))
     if each and "world-size" not in plain_:
         count = str(options[each]), str(options[nodes]) if nodes else "1"

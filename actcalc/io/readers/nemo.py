@@ -30,7 +30,7 @@ RENAMED = {
     "share-embeddings-and-output-weights": "share-embeddings-and-output-weights",
     "num-layers-in-first-pipeline-stage": "decoder-first-pipeline-num-layers",
     "num-layers-in-last-pipeline-stage": "decoder-last-pipeline-num-layers",
-    "moe-router-num-groups": "moe-router-num-groups", "bias-activation-fusion": "bias-swiglu-fusion",
+    "bias-activation-fusion": "bias-swiglu-fusion",
     "masked-softmax-fusion": "masked-softmax-fusion", "fp8": "fp8-format",
     "cross-entropy-fusion-impl": "cross-entropy-fusion-impl", "vocab-size": "vocab-size",
     "qk-layernorm": "qk-layernorm", "gated-linear-unit": "swiglu", "grad-reduce-in-fp32": "",
@@ -68,15 +68,15 @@ def read(data: Mapping[str, Any], where: Document) -> Part:
     """What a configuration says: its fields as Megatron's options, read as those."""
     options: dict[str, Any] = {}
     model = dict(data.get("model") or {})
-    for section in ("config", "optim", "data", "peft"):
-        inner = model.pop(section, None)
-        if isinstance(inner, Mapping) and section == "config":
+    for name in ("config", "optim", "data", "peft"):
+        inner = model.pop(name, None)
+        if isinstance(inner, Mapping) and name == "config":
             model = {**model, **inner}
     for section in (model, *_others(data)):
         for key, value in section.items():
             if not isinstance(value, Mapping):
-                name = plain(key)
-                options[RENAMED.get(name, name)] = value
+                option = plain(key)
+                options[RENAMED.get(option, option)] = value
     options.pop("", None)
     s = Settings(data, where.name)
     _translate(options, s, model)

@@ -47,11 +47,15 @@ def merged(parts: Sequence[Part]) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     given: dict[str, tuple[Any, Part]] = {}
     usual: dict[str, Any] = {}
+    engine = any("engine" in part.given for part in parts)
     for part in parts:
         usual |= part.usual
         for key, value in part.given.items():
             if value is None:
                 continue
+            if engine and key == "workload.precision":
+                # DeepSpeed and FSDP cast the weights that layers read: nothing is left to autocast
+                value = str(value).removeprefix("amp-")
             if key in given and given[key][0] != value:
                 before, other = given[key]
                 raise SpecError(

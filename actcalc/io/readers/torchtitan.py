@@ -15,8 +15,9 @@ from actcalc.io.readers.settings import LeftOut, Settings
 from actcalc.io.readers.words import optimizer
 
 SECTIONS = ("job", "profiling", "metrics", "model", "optimizer", "lr_scheduler", "training",
-            "parallelism", "checkpoint", "activation_checkpoint", "float8", "compile", "experimental",
-            "comm", "validation", "fault_tolerance", "quantize", "memory_estimation", "debug",
+            "parallelism", "checkpoint", "activation_checkpoint", "float8", "compile",
+            "experimental", "comm", "validation", "fault_tolerance", "quantize",
+            "memory_estimation", "debug",
             "lora")  # fmt: skip
 FLAVOURS: Mapping[tuple[str, str], str] = {
     ("llama3", "8b"): "llama-3.1-8b", ("llama3", "70b"): "llama-3.1-70b",

@@ -98,8 +98,8 @@ def _sequence(s: Settings, given: dict[str, Any]) -> dict[str, str]:
         given["workload.seq"] = length
         return {}
     return {
-        "workload.seq": "tokenizer.max_seq_len is not given: sequences are as long as the data; the "
-        "model's usual length is taken (--seq)."
+        "workload.seq": "tokenizer.max_seq_len is not given: sequences are as long as the "
+        "data; the model's usual length is taken (--seq)."
     }
 
 

@@ -79,6 +79,8 @@ def recognises_trl(data: Mapping[str, Any]) -> bool:
     if any(name in data for name in TRL[:3]) and ("model_name_or_path" in data or recognises(data)):
         return True
     named = "model_name_or_path" in data and ("dataset_name" in data or "datasets" in data)
+    if any(name in data for name in ("do_train", "block_size", "train_file")):
+        named = False  # transformers' own examples
     return named or (recognises(data) and any(name in data for name in TRL))
 
 
@@ -182,7 +184,8 @@ class _Arguments:
 
     def _adapters(self) -> None:
         s = self.s
-        bits = 4 if s.flag("load_in_4bit") else 8 if s.flag("load_in_8bit") else 16
+        four, eight = s.flag("load_in_4bit"), s.flag("load_in_8bit")
+        bits = 4 if four else 8 if eight else 16
         rank = s.number("lora_r", "lora_rank", "peft_config.r", "lora.r")
         if not s.flag("use_peft", "use_lora", "lora", default=bool(rank) and not self.trl):
             return
@@ -227,7 +230,7 @@ class _Arguments:
         words = self.s.words("fsdp")
         if self.s.get("fsdp") in (False, "False", "false") or not words:
             return
-        fields, notes, read = sharding.fsdp(section, words, self.where.name)
+        fields, notes, _ = sharding.fsdp(section, words, self.where.name)
         self.given |= fields
         if str(self.given.get("workload.precision")).endswith(("bf16", "fp16")):
             self.given["training.recipe"] = "fsdp"

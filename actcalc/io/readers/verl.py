@@ -88,7 +88,8 @@ def read(data: Mapping[str, Any], where: Document) -> Part:
 
 def _batch(s: Settings, given: dict[str, Any], notes: list[str], actor: bool) -> None:
     if not actor:
-        given["workload.micro_batch"] = s.number("data.micro_batch_size_per_gpu", default=4, least=1)
+        micro = s.number("data.micro_batch_size_per_gpu", default=4, least=1)
+        given["workload.micro_batch"] = micro
         given["workload.seq"] = s.number("data.max_length", default=1024, least=1)
         given["workload.global_batch"] = s.number("data.train_batch_size") or None
         if s.flag("data.use_dynamic_bsz"):
@@ -104,7 +105,7 @@ def _batch(s: Settings, given: dict[str, Any], notes: list[str], actor: bool) ->
         longest = s.number(_ACTOR + "ppo_max_token_len_per_gpu", default=16384, least=1)
         _packed(longest, given, notes)
     elif s.flag(_MODEL + "use_remove_padding"):
-        notes.append("Padding is removed: the longest sequences a micro-batch can have are counted.")
+        notes.append("Padding is removed: the longest micro-batch there can be is counted.")
 
 
 def _packed(tokens: int, given: dict[str, Any], notes: list[str]) -> None:

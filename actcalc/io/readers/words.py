@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from actcalc.errors import SpecError, suggestion
@@ -23,8 +23,12 @@ _ATTENTION = {
 _ATTENTION_WORDS = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "query_key_value", "c_attn",
                     "wq", "wk", "wv", "wo", "output_proj", "out_proj", "dense", "linear_qkv",
                     "linear_proj", "wqkv", "attn")  # fmt: skip
-_MLP_WORDS = ("gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2", "w1", "w2", "w3",
-              "dense_h_to_4h", "dense_4h_to_h", "c_fc", "linear_fc1", "linear_fc2", "mlp")  # fmt: skip
+_MLP_WORDS = ("gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2", "w1", "w2",
+              "w3", "dense_h_to_4h", "dense_4h_to_h", "c_fc", "linear_fc1", "linear_fc2",
+              "mlp")  # fmt: skip
+_FUSED = {"qkv_proj", "query_key_value", "c_attn", "wqkv", "linear_qkv", "attn", "gate_up_proj",
+          "fc1", "dense_h_to_4h", "c_fc", "linear_fc1", "mlp"}  # fmt: skip
+"""Projections that stand for several, so that fewer names are every one."""
 _EVERYTHING = ("all", "all-linear", "all_linear")
 
 
@@ -86,12 +90,14 @@ def targets(modules: Sequence[str], where: str) -> tuple[dict[str, Any], tuple[s
     in_attention = {word for word in words if word in _ATTENTION_WORDS}
     in_mlp = {word for word in words if word in _MLP_WORDS}
     other = [word for word in words if word not in in_attention | in_mlp]
+    every_attention = len(in_attention) >= 4 or bool(in_attention & _FUSED)
+    every_mlp = len(in_mlp) >= 3 or bool(in_mlp & _FUSED)
     if in_attention and not in_mlp and not other:
-        chosen, whole = "attention", len(in_attention) >= 4 or len(in_attention & {"qkv_proj"}) > 0
+        chosen, whole = "attention", every_attention
     elif in_mlp and not in_attention and not other:
-        chosen, whole = "mlp", len(in_mlp) >= 2
+        chosen, whole = "mlp", every_mlp
     else:
-        chosen, whole = "all", len(in_attention) >= 2 and len(in_mlp) >= 2 and not other
+        chosen, whole = "all", every_attention and every_mlp
     what = {"attention": "every projection of attention", "mlp": "the whole feed-forward",
             "all": "every linear layer"}[chosen]  # fmt: skip
     note = f"{where}: adapters on {', '.join(words)} are counted as on {what}, which is more."
@@ -111,8 +117,3 @@ def precision(*, bf16: bool, fp16: bool, weights: str) -> str | None:
     if bf16 or fp16:
         return weights or ("bf16" if bf16 else "amp-fp16")
     return weights or None
-
-
-def renamed(data: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """A flat mapping under other names; what is not listed keeps its own."""
-    return {names.get(key, key): value for key, value in data.items()}

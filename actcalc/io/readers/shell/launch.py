@@ -14,7 +14,8 @@ _PROCESSES = ("nproc-per-node", "num-gpus", "ntasks-per-node", "gpus-per-node")
 _NODES = ("nnodes", "num-nodes", "nodes")
 _TOTAL = ("num-processes",)
 _LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "srun", "mpirun", "python", "python3", "ray",
-              "llamafactory-cli", "axolotl", "tune", "trl", "uv", "colossalai", "swift")  # fmt: skip
+              "llamafactory-cli", "axolotl", "tune", "trl", "uv", "colossalai",
+              "swift")  # fmt: skip
 _SUBCOMMANDS = {"llamafactory-cli": ("train",), "axolotl": ("train",), "tune": ("run",),
                 "trl": ("sft", "dpo", "grpo", "kto", "reward")}  # fmt: skip
 _ELASTIC = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
@@ -82,7 +83,7 @@ def _launch(command: Command, variables: Variables) -> Launch | None:
         place, program = _program(words)
         if not program:
             return None
-    launcher, _, _ = _options(words[1:place], variables)
+    launcher, _, _ = _options(words[1 : max(1, place - 1)], variables)
     options, files, unknown = _options(words[place:], variables)
     if not options and not files:
         return None

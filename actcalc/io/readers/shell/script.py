@@ -288,7 +288,9 @@ class _Follower:
             return False
         if name in ("source", "."):
             if mode == "run":
-                self.tell(f"{' '.join(each.text for each in rest)} is not read; name it first", line)
+                self.tell(
+                    f"{' '.join(each.text for each in rest)} is not read; name it first", line
+                )
             return None
         if name in ("read", "printf", "mapfile", "eval", "unset", "getopts"):
             self._writes(name, words, line, mode)
@@ -317,9 +319,8 @@ class _Follower:
                 self.array(token, mode)
             elif found:
                 self.assign(found, token.line, mode)
-            elif not declared or not token.text.startswith("-"):
-                if not declared:
-                    break
+            elif not declared:
+                break
             place += 1
         return [] if declared else raw[place:]
 
