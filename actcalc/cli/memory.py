@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from typing import Annotated, Any
 
 import typer
 
@@ -14,15 +15,38 @@ from actcalc.cli.options import (
     refuse_idle,
     with_options,
 )
-from actcalc.cli.output import check_units, chosen_format, emit
+from actcalc.cli.output import check_units, chosen_format, emit, emit_text
 from actcalc.errors import SpecError
+from actcalc.io.sources import Source
 from actcalc.render.memory import memory_sheets, two_sheets
 from actcalc.render.sheet import Sheet
 from actcalc.specs.result import joined
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _PANEL = "Memory"
+EMITTED = ("megatron", "torchtitan", "deepspeed", "transformers", "fsdp", "axolotl", "yaml")
+"""Rows of ``io.writers.TARGETS``, which help must not load."""
 _MODELS = "Preset, hub id, run file, config.json or launch files of a run; two runs to compare."
+
+
+def _emit(
+    target: str,
+    options: RunOptions,
+    origin: Source,
+    training: dict[str, Any],
+    output: OutputOptions,
+) -> int:
+    """Print the run as a framework's file, and what reading it had to say on standard error."""
+    from actcalc.io.writers import written
+
+    if output.json or output.format is not None:
+        raise SpecError(f"--emit {target} is text to paste", "drop --json and --format")
+    run = options.run(origin, options.frameworks()[0], training)
+    text = written(run, target)
+    for note in run.warnings:
+        print(f"note: {note}", file=sys.stderr)
+    emit_text(text, output)
+    return 0
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -41,9 +65,20 @@ def memory(
             show_default=False,
         ),
     ] = None,
+    emit_for: Annotated[
+        str | None,
+        typer.Option(
+            "--emit",
+            help=f"Write the run as a file to paste: {', '.join(EMITTED)}.",
+            rich_help_panel=_PANEL,
+            show_default=False,
+        ),
+    ] = None,
 ) -> int:
     """Weights, gradients, optimizer, activations, transient peak and buffers of every stage."""
     check_units(output.units)
+    if emit_for is not None:
+        return _emit(emit_for, options, options.origin(models), memory.training(), output)
     chosen_format(output)
     refuse_idle(options, "memory", ("peak",))
     origins = options.origins(models)

@@ -13,7 +13,7 @@ from pathlib import Path
 from actcalc.errors import SpecError
 from actcalc.io import presets
 from actcalc.io.readers.combine import Read, runs
-from actcalc.io.readers.document import STDIN, document
+from actcalc.io.readers.document import STDIN, Document, document
 from actcalc.io.readers.kinds import kind_called, read_document, scripts
 from actcalc.io.sources import Source, config_source, named, refuse_measured_layer
 
@@ -48,6 +48,15 @@ def read(texts: Sequence[str], kind: str | None = None) -> list[Source]:
         else:
             result.append(read_document(documents[text], kind))
     return runs(result)
+
+
+def read_text(name: str, text: str, model: Source) -> Source:
+    """The run that a text describes under a file's name; ``model`` is what it may only name."""
+    doc = Document(name, text)
+    found = scripts([doc], None).get(name) or read_document(doc, None)
+    beside = [Read(model.name, "a model", model, model=True)] if found.names_only else []
+    (run,) = runs([found, *beside])
+    return run
 
 
 def _is_name(text: str) -> bool:

@@ -184,7 +184,7 @@ def _sharding(
         if size := s.number(*names):
             given[f"layout.{degree}"] = size
     replicated, sharded = s.number("dp_replicate_size"), s.number("dp_shard_size")
-    if sharded:
-        given["layout.dp"] = max(1, replicated) * sharded
-        if replicated > 1:
+    if sharded or replicated:
+        given["layout.dp"] = max(1, replicated) * max(1, sharded)
+        if replicated > 1 and sharded > 1:
             given["training.shards"] = sharded

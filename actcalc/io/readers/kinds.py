@@ -289,6 +289,10 @@ _OPTIONS = (
 )  # fmt: skip
 
 
+_TRL = ("sft.py", "dpo.py", "grpo.py", "kto.py", "reward.py")
+"""Scripts of TRL (``trl/scripts/``)."""
+
+
 def _trains(launch: Launch) -> bool:
     names = {name.replace("_", "-") for name in launch.options}
     if names & set(_OPTIONS) or launch.program.startswith("verl."):
@@ -306,7 +310,7 @@ def _row(launch: Launch, kind: str | None, doc: Document) -> tuple[Kind, dict[st
         if row is None:
             raise SpecError(f"{doc.name} is a script, and --from {kind} reads none",
                             "drop --from")  # fmt: skip
-    elif launch.program.startswith("trl "):
+    elif launch.program.startswith("trl ") or launch.program in _TRL:
         row = rows["trl"]
     elif any("." in name for name in plain) and "job.config_file" in plain:
         row = rows["torchtitan"]

@@ -1,0 +1,98 @@
+"""axolotl's YAML."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actcalc.errors import SpecError
+from actcalc.io.writers.hugging import (
+    _check,
+    accumulation,
+    deepspeed,
+    hub_id,
+    optimizer_word,
+    policy_word,
+)
+from actcalc.specs.run import Run
+
+_TARGETS = {
+    "attention": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "mlp": ["gate_proj", "up_proj", "down_proj"],
+}
+
+
+def write(run: Run) -> str:
+    """The configuration's text, with a data set to fill in."""
+    import yaml
+
+    _check(run, "axolotl", "any")
+    work, training = run.workload, run.training
+    data: dict[str, Any] = {
+        "base_model": hub_id(run),
+        "datasets": [{"path": "YOUR_DATASET", "type": "alpaca"}],
+        "sequence_len": work.seq,
+        "micro_batch_size": work.micro_batch,
+        "gradient_accumulation_steps": accumulation(run),
+        "num_epochs": 1,
+        "optimizer": optimizer_word(run, "transformers", "axolotl"),
+        "learning_rate": 1e-5,
+        "attn_implementation": {"flash": "flash_attention_2"}.get(work.attention, work.attention),
+        "gradient_checkpointing": policy_word(run, "axolotl"),
+        **_types(run),
+        **_adapter(run),
+        **_sharding(run),
+    }
+    if training.loss == "fused":
+        data["plugins"] = ["axolotl.integrations.liger.LigerPlugin"]
+        data["liger_fused_linear_cross_entropy"] = True
+    elif training.loss == "chunked":
+        data["chunked_cross_entropy"] = True
+        data["chunked_cross_entropy_num_chunks"] = training.loss_chunks
+    text: str = yaml.safe_dump(data, sort_keys=False)
+    return text
+
+
+def _types(run: Run) -> dict[str, Any]:
+    name = str(run.workload.precision)
+    if name == "bf16":
+        return {"bf16": True}
+    if name == "amp-fp16":
+        return {"fp16": True}
+    if name == "fp32":
+        return {"bf16": False, "fp16": False}
+    raise SpecError(f"--emit axolotl: it has no precision {name}", "use --precision bf16")
+
+
+def _adapter(run: Run) -> dict[str, Any]:
+    training = run.training
+    if not training.lora_rank:
+        return {}
+    quantised = training.base_bits < 16
+    found: dict[str, Any] = {
+        "adapter": "qlora" if training.base_bits == 4 else "lora",
+        "lora_r": training.lora_rank,
+        "lora_alpha": 2 * training.lora_rank,
+    }
+    if training.lora_targets == "all":
+        found["lora_target_linear"] = True
+    else:
+        found["lora_target_modules"] = _TARGETS[training.lora_targets]
+    return found | ({f"load_in_{training.base_bits}bit": True} if quantised else {})
+
+
+def _sharding(run: Run) -> dict[str, Any]:
+    """FSDP for its recipe, DeepSpeed for its own, replicas alone without ZeRO."""
+    layout, training = run.layout, run.training
+    if not layout.zero and training.recipe in ("auto", "pure"):
+        return {"dp_replicate_size": layout.dp} if layout.dp > 1 else {}
+    if training.recipe != "fsdp":
+        return {"deepspeed": deepspeed(run)}
+    strategies = {3: "FULL_SHARD", 2: "SHARD_GRAD_OP", 0: "NO_SHARD"}
+    if layout.zero not in strategies:
+        raise SpecError(f"--emit axolotl: FSDP has no ZeRO {layout.zero}", "use --zero 2 or 3")
+    config = {
+        "sharding_strategy": strategies[layout.zero],
+        "offload_params": training.offload == "weights",
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+    }
+    return {"fsdp_version": 1, "fsdp_config": config, "dp_shard_size": layout.dp}
