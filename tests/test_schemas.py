@@ -15,9 +15,10 @@ from actcalc.cli.schema import INPUTS, NAMES, OUTPUTS, schema_of
 from actcalc.io import presets
 from actcalc.plan.emit.targets import TARGETS
 from tests.agreement.asking import answer, ask
-from tests.conftest import ROOT, load_data
+from tests.conftest import DATA, ROOT, load_data
 
 BLOCK = str(ROOT / "docs" / "examples" / "block.json")
+LOG = str(DATA / "logs" / "megatron.log")
 GPT3 = "gpt3-175b --tp 8 --sp"
 A100 = "--device a100-80gb"
 
@@ -98,6 +99,10 @@ LINES: dict[str, list[str]] = {
         f"plan {BLOCK} --memory 300MB --layers 4 --frontier --points 3",
         f"plan {BLOCK} --memory 200MB --emit torch",
         f"plan {BLOCK} --memory 200MB --method sqrt",
+    ],
+    "check": [
+        f"check gpt2 --framework megatron --log {LOG}",
+        f"check gpt2 --framework megatron --global-batch 64 --dp 8 --log {LOG} {A100}",
     ],
     "mfu": [
         f"mfu {GPT3} {A100}",

@@ -10,7 +10,11 @@ import pytest
 from tests.test_errors import check_refusal
 
 MALFORMED: dict[str, tuple[str, str | bytes, list[str]]] = {
-    "unclosed quote": ("run.sh", 'torchrun x.py --num-layers "12\n', ['" of line 1', "never closed"]),
+    "unclosed quote": (
+        "run.sh",
+        'torchrun x.py --num-layers "12\n',
+        ['" of line 1', "never closed"],
+    ),
     "unclosed array": ("run.sh", "A=(--num-layers 12\n", ["( of line 1", "never closed"]),
     "unclosed substitution": ("run.sh", "A=$(date\ntorchrun x.py --num-layers 2", ["never closed"]),
     "script of nothing": ("run.sh", "#!/bin/bash\necho hello\n", ["launches no training"]),
@@ -50,12 +54,14 @@ MALFORMED: dict[str, tuple[str, str | bytes, list[str]]] = {
     ),
     "both precisions": (
         "args.json",
-        '{"per_device_train_batch_size": 1, "bf16": true, "fp16": true, "model_name_or_path": "gpt2"}',
+        '{"per_device_train_batch_size": 1, "bf16": true, "fp16": true, '
+        '"model_name_or_path": "gpt2"}',
         ["bf16 and fp16"],
     ),
     "no switch": (
         "args.yaml",
-        "per_device_train_batch_size: 1\ngradient_checkpointing: perhaps\nmodel_name_or_path: gpt2\n",
+        "per_device_train_batch_size: 1\ngradient_checkpointing: perhaps\n"
+        "model_name_or_path: gpt2\n",
         ["gradient_checkpointing", "'perhaps'"],
     ),
     "qlora of 16 bits": (
@@ -131,7 +137,8 @@ def test_a_huge_script_is_refused(cli, tmp_path):
     [
         (
             {
-                "ds.json": '{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 4}',
+                "ds.json": '{"zero_optimization": {"stage": 2}, '
+                '"train_micro_batch_size_per_gpu": 4}',
                 "args.json": '{"per_device_train_batch_size": 2, "model_name_or_path": "gpt2"}',
             },
             ["micro_batch is 4", "args.json 2"],

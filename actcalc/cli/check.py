@@ -1,0 +1,65 @@
+"""``actcalc check RUN --log FILE``: predicted beside a real run's log."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from actcalc.answers.check import check_run
+from actcalc.cli.options import (
+    MemoryOptions,
+    ModelArguments,
+    OutputOptions,
+    RunOptions,
+    with_options,
+)
+from actcalc.cli.output import check_units, chosen_format, emit
+from actcalc.errors import SpecError
+from actcalc.io.logs import read_log, snapshot_refused
+from actcalc.render.check import check_sheets
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+_PANEL = "Log"
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@with_options(RunOptions, MemoryOptions, OutputOptions)
+def check(
+    models: ModelArguments,
+    options: RunOptions,
+    memory: MemoryOptions,
+    output: OutputOptions,
+    log: Annotated[
+        str | None,
+        typer.Option(
+            "--log",
+            help="Log of Megatron, torchtitan, DeepSpeed or the Trainer, trainer_state.json, an "
+            "out-of-memory message, nvidia-smi's table.",
+            rich_help_panel=_PANEL,
+            show_default=False,
+        ),
+    ] = None,
+    snapshot: Annotated[
+        str | None,
+        typer.Option(
+            "--snapshot",
+            help="Not read: snapshots are pickles, which run code. Says what to give instead.",
+            rich_help_panel=_PANEL,
+            show_default=False,
+        ),
+    ] = None,
+) -> int:
+    """Predicted beside measured, the likely cause of what differs, and what to calibrate with."""
+    check_units(output.units)
+    chosen_format(output)
+    if snapshot is not None:
+        raise snapshot_refused(snapshot)
+    if log is None:
+        raise SpecError("check needs what a run has measured", "add --log FILE")
+    measured = read_log(log)
+    origin = options.origin(models)
+    run = options.run(origin, options.frameworks()[0], memory.training())
+    result = check_run(run, measured, models[0])
+    emit(lambda: check_sheets(result, output.units), result.document, output)
+    return 0 if result.within else 1
