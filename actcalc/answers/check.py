@@ -279,7 +279,7 @@ def _calibration(run: Run, name: str, seconds: float | None, policy: str) -> str
         ("layout", _given(run.layout.model_dump(), type(run.layout)().model_dump())),
         ("workload", {"seq": run.workload.seq, "micro_batch": run.workload.micro_batch,
                       "global_batch": run.workload.global_batch}),
-        ("framework", run.framework.name),
+        ("framework", str(run.framework)),
         ("device", run.device.name),
         ("policy", policy),
         ("step_seconds", round(seconds, 6)),

@@ -459,7 +459,7 @@ def host_notes(run: Run, step: StepTime) -> list[str]:
     captured = run.workload.kernels.cuda_graphs
     if step.host > 0.02 * step.total:
         remedies = ["a larger --micro-batch"]
-        if captured != "full" and run.framework.layers == "megatron":
+        if captured != "full" and run.framework.layers != "pytorch":
             more = "full" if captured == "attention" or not run.model.moe else "attention"
             remedies.insert(0, f"--cuda-graphs {more}")
         notes.append(
@@ -494,6 +494,6 @@ def _time_notes(run: Run) -> list[str]:
     if training.recipe not in ("auto", own):
         notes.append(
             f"Recipe {training.recipe} sums weight gradients otherwise than {own}, "
-            f"{run.framework.name}'s own: what each micro-batch moves for them is in the time."
+            f"{run.framework}'s own: what each micro-batch moves for them is in the time."
         )
     return notes

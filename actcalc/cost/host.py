@@ -56,7 +56,7 @@ class Host:
         """Seconds for a further kernel that the same module launches."""
         self.captured: str = context.workload.kernels.cuda_graphs
         self.vendor: bool = framework.transformer_engine
-        self.megatron: bool = framework.layers == "megatron"
+        self.megatron: bool = framework.layers != "pytorch"
         self.kernels = context.workload.kernels
         if context.workload.fp8_products:
             self.product *= _FP8_PRODUCT

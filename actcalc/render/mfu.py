@@ -50,7 +50,38 @@ def _warranted(result: Utilisation) -> float:
 def mfu_sheets(result: Utilisation, units: str) -> list[Sheet]:
     """Figures of one step; a calibration's runs below it. First whether it fits at all."""
     unfit = _unfit(result, units)
-    rows = [
+    lines = run_lines(result.model, result.layout, result.workload, result.framework)
+    counted = "all s x s scores" if result.counting == "full" else "scores below the diagonal"
+    record = _record(result)
+    sheet = Sheet(
+        title=f"{result.title}: utilisation of {result.gpus} x {result.device['name']}",
+        columns=(
+            Column("quantity", "quantity", align="left"),
+            Column("value", "value", four),
+            Column("unit", "unit", align="left"),
+        ),
+        rows=tuple(Row(row) for row in _quantities(result)),
+        above=(
+            *([unfit] if unfit and result.basis == "predicted" else []),
+            *lines,
+            f"policy {result.policy}  {result.global_batch} sequences per step  "
+            f"{_BASIS[result.basis]}",
+        ),
+        below=(
+            f"model FLOPs per step {flops(result.model_flops)}, hardware "
+            f"{flops(result.hardware_flops)} ({counted}); peak "
+            f"{result.peak_flops_per_second / 1e12:.4g} TFLOP/s, dense.",
+        ),
+        notes=(*result.notes, *([unfit] if unfit and result.basis == "measured" else [])),
+        keys=tuple(record),
+        records=(tuple(record.values()),),
+    )
+    return [sheet, *([_calibration(result.calibration)] if result.calibration else [])]
+
+
+def _quantities(result: Utilisation) -> list[tuple[str, float, str]]:
+    """Each quantity with its value and unit."""
+    rows: list[tuple[str, float, str]] = [
         ("step time", _warranted(result), "s"),
         ("MFU", 100 * result.mfu_ratio, "% of peak"),
         ("HFU", 100 * result.hfu_ratio, "% of peak"),
@@ -85,33 +116,7 @@ def mfu_sheets(result: Utilisation, units: str) -> list[Sheet]:
         rows.append(("training GPU time", train.gpu_hours, "GPU-hours"))
         if train.price is not None:
             rows.append(("training price", train.price, "in the price's currency"))
-    lines = run_lines(result.model, result.layout, result.workload, result.framework)
-    counted = "all s x s scores" if result.counting == "full" else "scores below the diagonal"
-    record = _record(result)
-    sheet = Sheet(
-        title=f"{result.title}: utilisation of {result.gpus} x {result.device['name']}",
-        columns=(
-            Column("quantity", "quantity", align="left"),
-            Column("value", "value", four),
-            Column("unit", "unit", align="left"),
-        ),
-        rows=tuple(Row(row) for row in rows),
-        above=(
-            *([unfit] if unfit and result.basis == "predicted" else []),
-            *lines,
-            f"policy {result.policy}  {result.global_batch} sequences per step  "
-            f"{_BASIS[result.basis]}",
-        ),
-        below=(
-            f"model FLOPs per step {flops(result.model_flops)}, hardware "
-            f"{flops(result.hardware_flops)} ({counted}); peak "
-            f"{result.peak_flops_per_second / 1e12:.4g} TFLOP/s, dense.",
-        ),
-        notes=(*result.notes, *([unfit] if unfit and result.basis == "measured" else [])),
-        keys=tuple(record),
-        records=(tuple(record.values()),),
-    )
-    return [sheet, *([_calibration(result.calibration)] if result.calibration else [])]
+    return rows
 
 
 _FIGURES = (

@@ -87,7 +87,7 @@ def _fields(run: Run) -> dict[str, Any]:
     }
     if run.training.recipe == "auto" and run.workload.precision in ("bf16", "fp16"):
         fields["training.recipe"] = run.framework.recipe
-    fields["framework"] = run.framework.name
+    fields["framework"] = str(run.framework)
     words = (run.policies or ("none",))[0].split("+")
     fields["policy"] = "+".join(ALIASES.get(word, word) for word in words)
     if not run.training.lora_rank:

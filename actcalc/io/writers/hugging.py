@@ -10,6 +10,7 @@ from typing import Any
 from actcalc.errors import SpecError
 from actcalc.io import presets
 from actcalc.io.writers.own import preset_of
+from actcalc.io.writers.profile import check_profile
 from actcalc.specs.optimizers import OPTIMIZERS
 from actcalc.specs.run import Run
 
@@ -38,12 +39,7 @@ def accumulation(run: Run) -> int:
 
 
 def _check(run: Run, target: str, engine: str) -> None:
-    if run.framework.name != "transformers":
-        raise SpecError(
-            f"--emit {target} writes runs of the transformers profile; this one is of "
-            f"{run.framework.name}",
-            "add --framework transformers, or --emit yaml",
-        )
+    check_profile(run, target, "transformers")
     if not engine and run.layout.zero:
         raise SpecError(
             f"--emit {target} shards nothing, and zero is {run.layout.zero}",

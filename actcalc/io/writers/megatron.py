@@ -8,6 +8,7 @@ from typing import Any
 from actcalc.errors import SpecError
 from actcalc.io.writers.back import balanced, grouped
 from actcalc.io.writers.hugging import optimizer_word
+from actcalc.io.writers.profile import check_profile
 from actcalc.specs.recompute import ALIASES, MODULES
 from actcalc.specs.run import Run
 
@@ -34,12 +35,7 @@ SAME: Mapping[str, Mapping[str, str]] = {
 
 def write(run: Run) -> str:
     """The launch with all flags; ``SpecError`` for what Megatron has none for."""
-    if not run.framework.name.startswith("megatron"):
-        raise SpecError(
-            f"--emit megatron writes runs of the megatron profile; this one is of "
-            f"{run.framework.name}",
-            "add --framework megatron, or --emit yaml",
-        )
+    check_profile(run, "megatron", "megatron", "megatron-local")
     flags: Flags = {
         **_model(run), **_moe(run), **_mla(run), **_layout(run), **_workload(run),
         **_training(run), **_policy(run),
@@ -172,7 +168,7 @@ def _layout(run: Run) -> Flags:
 
 def _workload(run: Run) -> Flags:
     work, kernels = run.workload, run.workload.kernels
-    local = run.framework.name == "megatron-local"
+    local = not run.framework.transformer_engine
     backend = kernels.attention_backend
     if backend == "auto" and not local and work.attention == "eager":
         backend = "unfused"

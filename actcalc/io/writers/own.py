@@ -18,7 +18,7 @@ def write(run: Run) -> str:
     data["layout"] = _changed(run.layout)
     data["workload"] = _workload(run, isinstance(data["model"], str))
     data["training"] = _changed(run.training)
-    data["framework"] = run.framework.name
+    data["framework"] = str(run.framework)
     if run.device:
         data["device"] = run.device.name
     if run.policies:

@@ -9,6 +9,7 @@ from actcalc.errors import SpecError
 from actcalc.io.readers.torchtitan import FLAVOURS
 from actcalc.io.writers.hugging import optimizer_word
 from actcalc.io.writers.own import same_model
+from actcalc.io.writers.profile import check_profile
 from actcalc.specs.run import Run
 
 _WRITTEN = {"8b": "8B", "70b": "70B", "405b": "405B"}
@@ -17,12 +18,7 @@ _WRITTEN = {"8b": "8B", "70b": "70B", "405b": "405B"}
 
 def write(run: Run) -> str:
     """The configuration's text."""
-    if run.framework.name != "torchtitan":
-        raise SpecError(
-            f"--emit torchtitan writes runs of the torchtitan profile; this one is of "
-            f"{run.framework.name}",
-            "add --framework torchtitan, or --emit yaml",
-        )
+    check_profile(run, "torchtitan", "torchtitan")
     work, training = run.workload, run.training
     sections: dict[str, dict[str, Any]] = {
         "model": _model(run),
