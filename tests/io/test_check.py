@@ -53,10 +53,10 @@ LOGS = {
         {"samples_per_second": 15.92, "steps_per_second": 0.498},
     ),
     "oom": (
-        "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has "
-        "a total capacity of 79.15 GiB of which 1.50 GiB is free. Process 1 has 77.60 GiB memory in "
-        "use. Of the allocated memory 74.20 GiB is allocated by PyTorch, and 1.90 GiB is reserved by "
-        "PyTorch but unallocated. If reserved but unallocated memory is large try setting\n",
+        "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 "
+        "has a total capacity of 79.15 GiB of which 1.50 GiB is free. Process 1 has 77.60 GiB "
+        "memory in use. Of the allocated memory 74.20 GiB is allocated by PyTorch, and 1.90 GiB "
+        "is reserved by PyTorch but unallocated. If reserved but unallocated memory is large\n",
         {
             "needed": 76.2 * GIB,
             "peak_reserved": 76.1 * GIB,
