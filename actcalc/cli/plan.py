@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
+WHOLE = ("fsdp", "axolotl", "yaml")
+"""Targets of ``answers.planned_run``, which help must not load."""
 MODELS = ("stored", "stored+working", "timeline")
 SEMANTICS = ("minimal", "module")
 METHODS = ("optimal", "sqrt", "greedy")
@@ -76,7 +79,9 @@ class PlanOptions:
     emit: Annotated[
         str | None,
         typer.Option(
-            "--emit", help="Ready to paste: megatron, torch, torchtitan, deepspeed, transformers."
+            "--emit",
+            help="Ready to paste: megatron, torch, torchtitan, deepspeed, transformers; the whole "
+            "run: fsdp, axolotl, yaml.",
         ),
     ] = None
 
@@ -133,6 +138,8 @@ def plan(
     Chooses for every layer which ops to re-run and which tensors to keep, per pipeline stage.
     """
     check_units(output.units)
+    if how.emit in WHOLE:
+        return _emit_run(models, options, trained, how, output)
     pasted = _pasted(how.emit, how.frontier, output)
     how.check()
     model = models[0] if len(models) == 1 else ""
@@ -153,6 +160,35 @@ def plan(
 
     emit(lambda: plan_sheets(result, output.units, states), result.document, output)
     return 0 if result.feasible else 1
+
+
+def _emit_run(
+    models: Sequence[str],
+    options: RunOptions,
+    trained: PlanTrainingOptions,
+    how: PlanOptions,
+    output: OutputOptions,
+) -> int:
+    """The run under the cheapest policy that fits, as a framework's file."""
+    from actcalc.answers.planned_run import planned_run
+    from actcalc.io.writers import written
+
+    idle = [flag for flag in how.given() if flag not in ("--memory", "--emit")]
+    if idle or output.json or output.format is not None:
+        what = idle[0] if idle else "--json" if output.json else "--format"
+        raise SpecError(
+            f"--emit {how.emit} writes a run under one policy: {what} has no effect on it",
+            f"drop {what}",
+        )
+    target = str(how.emit)
+    run = options.run(options.origin(models), options.frameworks()[0], trained.training())
+    chosen = planned_run(run, how.memory, target)
+    if chosen is None:
+        print(f"no policy that {target} can say fits; plan without --emit says what is missing",
+              file=sys.stderr)  # fmt: skip
+        return 1
+    emit_text(written(chosen, target), output)
+    return 0
 
 
 def _plan_layer(

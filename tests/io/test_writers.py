@@ -175,3 +175,23 @@ def test_forms(cli):
     assert run["model"] == "llama-3.1-8b"
     script = cli("memory", "gpt3-175b", "--framework", "megatron", "--tp", 8, "--emit", "megatron")
     assert script.out.startswith("torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py \\\n")
+
+
+@pytest.mark.parametrize(("target", "policy"), [("fsdp", "full"), ("yaml", "block:")])
+def test_a_plan_is_written_as_a_run(target, policy, cli, tmp_path):
+    """The cheapest policy that fits, and the whole run with it."""
+    line = ["llama-3-8b", "--dp", 8, "--zero", 3, "--recipe", "fsdp", "--seq", 4096]
+    text = cli("plan", *line, "--memory", "40GB", "--emit", target)
+    path = tmp_path / TARGETS[target].file
+    path.write_text(text.out)
+    names = [path] if target == "yaml" else [path, "llama-3-8b"]
+    read = cli("memory", *names, "--json").json
+    assert read["policy"].startswith(policy)
+    assert read["peak_bytes"] <= 40e9
+    assert cli("memory", *line, "--policy", "none", "--json").json["peak_bytes"] > 40e9
+
+
+def test_a_plan_that_does_not_fit_is_no_text(cli):
+    none = cli("plan", "llama-3-8b", "--memory", "4GB", "--emit", "yaml")
+    assert (none.code, none.out) == (1, "")
+    assert cli("plan", "llama-3-8b", "--memory", "40GB", "--emit", "yaml", "--frontier").code == 2

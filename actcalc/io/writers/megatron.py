@@ -115,6 +115,8 @@ def _moe(run: Run) -> Flags:
         "moe-grouped-gemm": grouped(run) == "on",
         "moe-token-dispatcher-type": kernels.moe_token_dispatcher_type,
         "moe-router-dtype": "fp32" if kernels.moe_router_dtype == "fp32" else None,
+        "moe-shared-expert-overlap": kernels.moe_shared_expert_overlap,
+        "overlap-moe-expert-parallel-comm": kernels.overlap_moe_expert_parallel_comm,
     }
 
 
@@ -196,7 +198,16 @@ def _workload(run: Run) -> Flags:
             not kernels.async_tensor_model_parallel_allreduce
         ),
         "tp-comm-overlap": kernels.tp_comm_overlap,
+        **_GRAPHS[kernels.cuda_graphs],
     }
+
+
+_GRAPHS: Mapping[str, Flags] = {
+    "none": {},
+    "attention": {"cuda-graph-impl": "local", "cuda-graph-scope": "attn"},
+    "full": {"cuda-graph-impl": "local", "cuda-graph-scope": "full_iteration"},
+}
+"""What is captured in CUDA graphs."""
 
 
 def _training(run: Run) -> Flags:
@@ -217,6 +228,7 @@ def _training(run: Run) -> Flags:
             training.instances if training.instances > 1 else None
         ),
         "overlap-grad-reduce": training.overlapped_reduction,
+        "overlap-param-gather": training.overlapped_gather,
         "no-use-layer-wise-param-layout": training.whole_weights == "dealt",
     }
     if training.instances_share_states:
