@@ -8,8 +8,8 @@ matrix products) the one that moves fewer bytes is meant: FLOPs and bytes share 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
 from math import gcd
 from typing import Literal
@@ -45,6 +45,8 @@ class Costs:
     of: dict[int, tuple[int, ...]]
     flops_unit: int = 1
     scale: int = 1
+    gathers: Mapping[int, int] = field(default_factory=dict)
+    """Cost of gathering a layer's input that was kept in parts; none where FLOPs are counted."""
 
     def ops(self, graph: Graph) -> tuple[int, ...]:
         """Cost of each op of ``graph``, in order."""
@@ -56,6 +58,10 @@ class Costs:
         return sum(
             cost for op, cost in zip(graph.ops, self.ops(graph), strict=True) if op.name in names
         )
+
+    def gather(self, graph: Graph, policy: Policy) -> int:
+        """Cost of gathering the layer's input again, where ``policy`` keeps a part of it."""
+        return self.gathers.get(id(graph), 0) if policy.boundary == "split" else 0
 
     def value(self, cost: int) -> float | int:
         """Seconds, or FLOPs, that ``cost`` stands for."""
@@ -78,6 +84,10 @@ def costs_of(staged: StagedRun) -> Costs:
             "seconds",
             {
                 id(g): tuple(round(NANO * time.forward_seconds) for time in roofline.ops(g))
+                for g in graphs
+            },
+            gathers={
+                id(g): round(NANO * roofline.regathered(g, staged.policy("full-sharded")))
                 for g in graphs
             },
         )
@@ -182,7 +192,7 @@ def policy_option(model: ModelGraph, graph: Graph, costs: Costs, policy: Policy)
     return Option(
         size.stored,
         size.restored,
-        costs.total(graph, outcome.rerun),
+        costs.total(graph, outcome.rerun) + costs.gather(graph, policy),
         ModuleChoice(policy.name, tuple(op.name for op in outcome.rerun), outcome.stored),
     )
 
