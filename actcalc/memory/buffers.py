@@ -53,14 +53,19 @@ def buffers(
     held: States,
     *,
     head: bool,
+    units: bool = False,
 ) -> tuple[Buffer, ...]:
-    """Every buffer of one stage; an empty stage has the fixed ones only."""
+    """Every buffer of one stage; an empty stage has the fixed ones only.
+
+    What ``units`` of sharded weights need belongs to moments (:mod:`actcalc.memory.around`).
+    """
     found = [
         *_workspaces(model, training, device, parts),
         *_gather(model, head=head),
         *_deferred(model, training, head=head),
         *_messages(model, training),
-        *_data_parallel(model, training, rules, parts, held),
+        *([] if units else _data_parallel(model, training, rules, parts, held)),
+        *_batch(model),
     ]
     if device is not None:
         found += _outside(model, device)
@@ -234,6 +239,16 @@ def _sharded(
         Buffer("gathered weights", window * rules.gathered, stays, True, f"{depth} layers"),
         Buffer("unreduced gradients", gradient, stays, True, "one layer, and its copy to reduce"),
     ]
+
+
+def _batch(model: ModelGraph) -> list[Buffer]:
+    """Images of a batch; a batch of token ids counts for nothing beside its activations."""
+    context = model.context
+    if not context.model.patches:
+        return []
+    pixels = context.b * (context.workload.seq - 1) * context.model.patches
+    size = int(pixels.value(model.sizes)) * context.residual.itemsize
+    return [Buffer("images", size, False, True, "the batch itself, in the type of the weights")]
 
 
 def _outside(model: ModelGraph, device: Device) -> list[Buffer]:

@@ -18,13 +18,16 @@ from actcalc.errors import SpecError
 from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.states import Parameters, Trained, parameters_of, trained_of
-from actcalc.memory.working import Options, Working, working
+from actcalc.memory.working import NO_GRADIENTS, Gradients, Options, Working, working
 from actcalc.policy.offload import Away, away, whole_layer
 from actcalc.policy.outcome import LayerOutcome, layer_outcome
 from actcalc.policy.rules import NONE
 from actcalc.policy.stage import StagePolicy
 from actcalc.run.placement import Ends
 from actcalc.specs.training import Training
+
+EMBEDDING, HEAD = "embedding", "head and loss"
+"""Names of the parts at either end of a model."""
 
 Offloading = Literal["stays", "ahead", "asked"]
 """Whether a layer's modules are offloaded, and when their tensors come back: a layer ahead, or when
@@ -59,6 +62,10 @@ class Part:
     """Those of them that get a gradient."""
     shapes: frozenset[tuple[int, ...]]
     """Shapes of the weights of its matrix products."""
+    backward_rest: int = 0
+    """The most alive in its backward without the loss (of the head)."""
+    largest: int = 0
+    """Elements of its largest trained weight, on one rank."""
     host: int = 0
     """Bytes of its offloaded modules that wait in host memory."""
 
@@ -66,7 +73,9 @@ class Part:
 class Timeline:
     """Evaluates parts and peaks of a run's stages under one policy; layers are measured once."""
 
-    def __init__(self, stages: StagePolicy, training: Training) -> None:
+    def __init__(
+        self, stages: StagePolicy, training: Training, gradients: Gradients = NO_GRADIENTS
+    ) -> None:
         self.stages = stages
         self.model: ModelGraph = stages.model
         self.training = training
@@ -81,6 +90,8 @@ class Timeline:
             loss_compiled=self.model.context.workload.kernels.cross_entropy_loss_fusion,
             trains_all=not training.lora_rank,
             loss_in_place=framework.loss_in_place and training.loss in ("auto", "fused"),
+            gradients=gradients,
+            op_by_op=framework.op_by_op and not framework.main_gradients,
         )
         if training.offload_modules or training.offload_layers:
             self._check_offload()
@@ -153,6 +164,13 @@ class Timeline:
         if count == 1:
             return found
         return found + parameters_of(self.model, graph, self.training, seen) * (count - 1)
+
+    def largest(self, graph: Graph) -> int:
+        """Elements of the largest trained weight of a graph, on one rank; of adapters all."""
+        if self.training.lora_rank:
+            return self.trained(graph).own
+        sizes = self.model.sizes
+        return max((int(w.parameters.value(sizes)) for w in graph.weights), default=0)
 
     def shapes(self, graph: Graph) -> frozenset[tuple[int, ...]]:
         """Shapes of the weights of matrix products in one graph, on one rank (cached)."""
@@ -292,13 +310,13 @@ class Timeline:
         found: list[Part] = []
         first, last = ends
         if first:
-            found.append(self._end("embedding", self.model.embedding))
+            found.append(self._end(EMBEDDING, self.model.embedding))
         found += self._segments(chunk, way)
         if last:
             if self.model.mtp:
                 for _ in range(self.model.mtp.count):
                     found.append(self._end("prediction layer", self.model.mtp.graph))
-            found.append(self._end("head and loss", self.model.head))
+            found.append(self._end(HEAD, self.model.head))
         return tuple(found)
 
     def _segments(self, chunk: range, way: Offloading) -> Iterator[Part]:
@@ -342,6 +360,7 @@ class Timeline:
             backward_at=work.backward_at,
             parameters=self.parameters(graph),
             trained=self.trained(graph),
+            largest=self.largest(graph),
             shapes=self.shapes(graph),
             host=host,
         )
@@ -379,6 +398,7 @@ class Timeline:
             backward_at=works[-1].backward_at,
             parameters=total,
             trained=_together([self.trained(graph) for graph in graphs]),
+            largest=max(self.largest(graph) for graph in graphs),
             shapes=frozenset().union(*(self.shapes(graph) for graph in graphs)),
         )
 
@@ -387,7 +407,7 @@ class Timeline:
         work = working(self.model, outcome, self.options)
         stored = outcome.sizes(self.model).stored
         forward, backward = work.forward, work.backward
-        if name != "embedding":
+        if name != EMBEDDING:
             stored, forward, backward = self._loss(graph, stored, forward, backward)
         return Part(
             name=name,
@@ -397,11 +417,13 @@ class Timeline:
             stored=stored,
             forward=max(stored, forward),
             backward=max(stored, backward),
+            backward_rest=max(stored, work.backward_rest),
             reruns=False,
             forward_at=work.forward_at,
             backward_at=work.backward_at,
             parameters=self.parameters(graph),
             trained=self.trained(graph),
+            largest=self.largest(graph),
             shapes=self.shapes(graph),
         )
 

@@ -263,14 +263,26 @@ def _weights(group: Group, rules: Recipe, training: Training, *, fp8: bool) -> i
     (module/base.py get_weight_workspace); with fp8 weights these two are all there is.
     """
     frozen = group.frozen * rules.weight
-    if training.base_bits != 16:
-        frozen += group.packed * training.base_bits // 8 - group.packed * rules.weight
-        frozen += _scales(group.packed, training.base_bits)
+    if packs(training):
+        frozen += packed_bytes(group, training) - group.packed * rules.weight
     trained = group.trained * rules.weight
     if fp8:
         trained = trained - (2 * group.matrices if training.fp8_weights else 0)
         trained += 2 * group.matrices
     return trained + frozen
+
+
+def packs(training: Training) -> bool:
+    """Whether matrices of a frozen base are quantised."""
+    return bool(training.lora_rank) and training.base_bits != 16
+
+
+def packed_bytes(group: Group, training: Training) -> int:
+    """Quantised weights with their scales; 0 where none are."""
+    if not packs(training):
+        return 0
+    bits = training.base_bits
+    return group.packed * bits // 8 + _scales(group.packed, bits)
 
 
 def _scales(count: int, bits: int) -> int:
@@ -301,6 +313,24 @@ def moments_of(group: Group, rules: Recipe, training: Training) -> tuple[int, in
     every = kind.moments * (count - matrices) + kind.matrix_moments * matrices
     one = (count if alike else matrices) if kind.moments else 0
     return size * every, size * one
+
+
+def step_bytes(training: Training, rules: Recipe, held: States, largest: int) -> int:
+    """Temporaries of an optimizer step; ``largest`` is the largest weight's elements.
+
+    Adafactor goes tensor by tensor: gradient and weight in fp32 (where they are not), and two
+    tensors that become the update (transformers optimization.py Adafactor.step). torch.optim's
+    foreach makes one list as large as a moment (optim/adam.py _multi_tensor_adam,
+    exp_avg_sq_sqrt), a loop over tensors two of one weight (_single_tensor_adam, denom).
+    """
+    kind = OPTIMIZERS[training.optimizer]
+    if kind.kept == "factored":
+        return 4 * largest * (2 + (rules.weight < 4) + (rules.gradient < 4))
+    if training.fused_optimizer:
+        return 0
+    if training.foreach_optimizer or not kind.moments:
+        return held.largest_state
+    return 2 * rules.moment * largest
 
 
 def _shard(size: int, ranks: int, sharded: bool) -> int:

@@ -174,6 +174,8 @@ class RunStages:
         )
         works = [max(p.forward, p.backward) - p.stored for parts in ends for p in parts]
         excess = [self.ways.excess(run.graph) for run in stage.runs]
+        lacks = [n for one in stage.gpu.chunks for n in (*one.absent, *one.absent_forward)]
+        rest -= min([0, *lacks])
         return Beside(
             rest + max(works, default=0), rest + max([0, *excess]), stage.gpu.floor
         )  # fmt: skip

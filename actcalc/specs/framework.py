@@ -89,6 +89,10 @@ class Framework(Spec):
     overlaps_reduction: bool
     """Replicas reduce gradients beside the last backward."""
 
+    ends_in_root: bool
+    """Where weights are sharded in units, embedding and head lie in the outermost one, which stays
+    gathered."""
+
     # --- buffers and messages ---
     gather_buffer: Literal["none", "head", "all"]
     """Products whose gathered sequence-parallel input goes to one buffer that stays."""

@@ -71,6 +71,12 @@ class Training(Spec):
     fused_optimizer: bool = True
     """The optimizer step is one kernel; false makes temporaries as large as one state
     (torch.optim with foreach)."""
+    foreach_optimizer: bool = True
+    """An optimizer step that is not fused goes over all tensors at once; false: tensor by tensor
+    (torch.optim with foreach=False)."""
+    keeps_gathered: bool | None = None
+    """Gathered weights stay from forward to backward (fully_shard's reshard_after_forward=False;
+    torchtitan's fsdp_reshard_after_forward); None: with ZeRO 2, or in a pipeline."""
     step_in_backward: bool = False
     """Each weight is updated as soon as its gradient is there, which is then dropped: gradients of
     one layer at a time (torch's optimizer step in backward)."""
