@@ -23,7 +23,7 @@ class Around(NamedTuple):
     gradients: int = 0
     """Summed gradients that exist, of those that the step ends with."""
     gathered: int = 0
-    """Weights gathered from their shards, on the way or in use."""
+    """Weights gathered from their shards, on the way or in use, and copies that autocast keeps."""
     unreduced: int = 0
     """Gradients beside those: whole ones of a unit before they are reduced, a tied table's first
     one that waits for the second, and copies in the type in which they are reduced."""
@@ -86,13 +86,14 @@ def plain(
     ``waiting`` bytes are a tied table's gradient of this micro-batch, from the head's backward on.
     """
     found: list[Both] = []
-    lacking = 0
+    lacking = cast = 0
     for part, (own, shared) in zip(parts, made, strict=True):
         for index in range(part.count):
+            cast += part.casts
             lacking += own + (shared if index == part.count - 1 else 0)
             absent = 0 if persistent else round(lacking * gradient)
             more = waiting if persistent and part.name != HEAD else 0
-            forward = Around(full if persistent else 0)
+            forward = Around(full if persistent else 0, gathered=cast)
             found.append(Both(forward, Around(full - absent, unreduced=more)))
     return found
 
@@ -167,7 +168,7 @@ class Units:
         elif rule.root:
             backward += self._flat(at)
         return Both(
-            plainly.forward._replace(gathered=forward, unreduced=summed),
+            plainly.forward._replace(gathered=plainly.forward.gathered + forward, unreduced=summed),
             plainly.backward._replace(gathered=backward, unreduced=unreduced),
         )
 

@@ -66,6 +66,7 @@ def buffers(
         *_messages(model, training),
         *([] if units else _data_parallel(model, training, rules, parts, held)),
         *_batch(model),
+        *_rotary(model),
     ]
     if device is not None:
         found += _outside(model, device)
@@ -187,7 +188,10 @@ def _data_parallel(
     ranks = replicas(layout, training, expert=False)
     if layout.zero == 3 and ranks > 1:
         return _sharded(model, training, rules, parts)
-    if buckets and layout.dp > 1 and layout.zero == 0:
+    torch = layout.zero == 0 or (layout.zero == 1 and training.zero_redundancy)
+    if buckets and layout.dp > 1 and torch:
+        if training.bucket_view:
+            return []
         return [
             Buffer(
                 "gradient buckets",
@@ -197,7 +201,7 @@ def _data_parallel(
                 "DistributedDataParallel reduces copies of the gradients",
             )
         ]
-    if buckets and layout.dp > 1 and layout.zero in (1, 2):
+    if buckets and layout.dp > 1 and layout.zero in (1, 2) and not torch:
         return [
             Buffer(
                 "reduction bucket",
@@ -249,6 +253,20 @@ def _batch(model: ModelGraph) -> list[Buffer]:
     pixels = context.b * (context.workload.seq - 1) * context.model.patches
     size = int(pixels.value(model.sizes)) * context.residual.itemsize
     return [Buffer("images", size, False, True, "the batch itself, in the type of the weights")]
+
+
+def _rotary(model: ModelGraph) -> list[Buffer]:
+    """The table of rotary positions where it is a buffer of the model: complex64, of all positions.
+
+    (torchtitan models/llama3/model/model.py precompute_freqs_cis, of max_seq_len, the sequence.)
+    """
+    context = model.context
+    if context.model.position != "rotary" or context.framework.layers != "pytorch":
+        return []
+    if context.kernel("rotary") != "complex_buffer":
+        return []
+    size = context.workload.seq * (context.model.rotary_dim or context.model.head_dim) // 2 * 8
+    return [Buffer("rotary table", size, True, True, "freqs_cis, a buffer of the model")]
 
 
 def _outside(model: ModelGraph, device: Device) -> list[Buffer]:

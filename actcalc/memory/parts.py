@@ -15,9 +15,10 @@ from itertools import groupby
 from typing import Literal
 
 from actcalc.errors import SpecError
+from actcalc.layers.adapters import in_module
 from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
-from actcalc.memory.states import Parameters, Trained, parameters_of, trained_of
+from actcalc.memory.states import Parameters, Trained, packs, parameters_of, trained_of
 from actcalc.memory.working import NO_GRADIENTS, Gradients, Options, Working, working
 from actcalc.policy.offload import Away, away, whole_layer
 from actcalc.policy.outcome import LayerOutcome, layer_outcome
@@ -66,6 +67,9 @@ class Part:
     """The most alive in its backward without the loss (of the head)."""
     largest: int = 0
     """Elements of its largest trained weight, on one rank."""
+    casts: int = 0
+    """16-bit copies of its weights that autocast keeps until forward ends, and it does not store.
+    """
     host: int = 0
     """Bytes of its offloaded modules that wait in host memory."""
 
@@ -91,6 +95,7 @@ class Timeline:
             trains_all=not training.lora_rank,
             loss_in_place=framework.loss_in_place and training.loss in ("auto", "fused"),
             gradients=gradients,
+            dequantises=self._packed_ops() if packs(training) else frozenset(),
             op_by_op=framework.op_by_op and not framework.main_gradients,
         )
         if training.offload_modules or training.offload_layers:
@@ -101,6 +106,14 @@ class Timeline:
         self._trained: dict[int, Trained] = {}
         self._shapes: dict[int, frozenset[tuple[int, ...]]] = {}
         self.last_layer = self.model.context.model.depth
+
+    def _packed_ops(self) -> frozenset[str]:
+        return frozenset(
+            op.name
+            for run in self.model.runs
+            for op in run.graph.ops
+            if any(in_module(self.model, op, weight) for weight in op.weights)
+        )
 
     def _check_offload(self) -> None:
         policy = self.stages.policy
@@ -171,6 +184,19 @@ class Timeline:
             return self.trained(graph).own
         sizes = self.model.sizes
         return max((int(w.parameters.value(sizes)) for w in graph.weights), default=0)
+
+    def _casts(self, outcome: LayerOutcome) -> int:
+        """Bytes of cast weights of a layer that its policy does not store.
+
+        A weight is cast once in a forward pass and the copy cached until autocast is left
+        (ATen autocast_mode.cpp cached_cast), re-run or not.
+        """
+        if not self.model.context.autocast:
+            return 0
+        names = (f"{op.name}_weight" for op in outcome.graph.ops if op.kind == "linear")
+        stored = set(outcome.stored)
+        known = self.model.tensor_bytes[outcome.graph]
+        return sum(known.get(name, 0) for name in names if name not in stored)
 
     def shapes(self, graph: Graph) -> frozenset[tuple[int, ...]]:
         """Shapes of the weights of matrix products in one graph, on one rank (cached)."""
@@ -361,6 +387,7 @@ class Timeline:
             parameters=self.parameters(graph),
             trained=self.trained(graph),
             largest=self.largest(graph),
+            casts=self._casts(outcome),
             shapes=self.shapes(graph),
             host=host,
         )
@@ -399,6 +426,7 @@ class Timeline:
             parameters=total,
             trained=_together([self.trained(graph) for graph in graphs]),
             largest=max(self.largest(graph) for graph in graphs),
+            casts=sum(self._casts(self.stages.outcome(graph)) for graph in graphs),
             shapes=frozenset().union(*(self.shapes(graph) for graph in graphs)),
         )
 

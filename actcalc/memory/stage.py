@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.around import Both, Sharding, Units, plain
 from actcalc.memory.buffers import Buffer, buffers
@@ -351,15 +352,33 @@ class StageMemory:
         return step_bytes(self.run.training, self.rules, held, largest) + held.step_gradients
 
     def shared(self, chunks: Chunks) -> int:
-        """Tensors that exist once for all layers of the stage (masks, rotary tables)."""
+        """Tensors that exist once for all layers of the stage (masks, rotary tables).
+
+        A layer that re-runs whole holds all it is given, saved by an op or not.
+        """
         names: dict[str, int] = {}
         for chunk in chunks:
             for layer in {chunk.start, chunk.stop - 1} if len(chunk) else ():
                 graph = self.timeline.stages.graph(layer)
-                for name in graph.shared:
-                    if name in graph.saved:
-                        names[name] = self.graph.tensor_bytes[graph][name]
+                held = set(graph.saved)
+                if self.policy.whole and self.run.framework.op_by_op:
+                    held |= _read(graph)
+                for name in graph.shared & held:
+                    names[name] = self.graph.tensor_bytes[graph][name]
         return sum(names.values())
+
+    @property
+    def varies(self) -> bool:
+        """Whether what lies beside layers depends on which of them re-run.
+
+        Under autocast forward keeps copies of the weights of layers that re-run; what all layers
+        are given (a mask) stays for those that re-run whole.
+        """
+        if not self.run.framework.op_by_op:
+            return False
+        graphs = {run.graph for run in self.staged.kinds}
+        given = any((graph.shared & _read(graph)) - set(graph.saved) for graph in graphs)
+        return self.graph.context.autocast or given
 
     def _whole(self, stage: int) -> int:
         """Parameters of a stage over all its ranks."""
@@ -452,6 +471,10 @@ class StageMemory:
                 default=0,
             ),
         )
+
+
+def _read(graph: Graph) -> set[str]:
+    return {name for op in graph.ops for name in op.inputs}
 
 
 def _sharding(staged: StagedRun, rules: Recipe) -> Sharding | None:

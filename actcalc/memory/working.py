@@ -73,6 +73,9 @@ class Options(NamedTuple):
     """The cross-entropy makes no fp32 tensor beside the one it keeps."""
     gradients: Gradients = NO_GRADIENTS
     """How weight gradients come to be, where autograd makes them."""
+    dequantises: frozenset[str] = frozenset()
+    """Names of ops whose 4- or 8-bit weight is made whole for its product, either way
+    (bitsandbytes autograd/_functions.py MatMul4Bit)."""
     op_by_op: bool = False
     """Layers are plain PyTorch modules: autograd sums gradients and takes over those of weights."""
 
@@ -128,6 +131,8 @@ class _Layer:
         """Temporaries inside one op: gathered and unreduced buffers, a weight gradient."""
         extra = self._loss(op, backward) if op.kind == "loss" else 0
         extra += int((op.backward_scratch if backward else op.forward_scratch).value(self.sizes))
+        if op.name in self.options.dequantises:
+            extra += max(int(w.parameters.value(self.sizes)) for w in op.weights) * self.act
         for comm in op.backward_comm if backward else op.comm:
             if comm.collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER):
                 if (

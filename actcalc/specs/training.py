@@ -18,7 +18,9 @@ else:  # choices are the rows of the tables, which a type checker cannot read
     Recipe = Literal["auto", *CHOOSABLE]
 Offload = Literal["none", "optimizer", "weights", "activations"]
 Loss = Literal["auto", "full", "chunked", "fused"]
-Targets = Literal["attention", "mlp", "all"]
+
+TARGET_GROUPS = ("attention", "mlp", "all")
+"""Groups of linear layers that adapters may be put on."""
 
 OFFLOADABLE = (
     "qkv_linear", "core_attn", "attn_proj", "attn_norm", "expert_fc1", "moe_act", "mlp_norm",
@@ -80,6 +82,15 @@ class Training(Spec):
     step_in_backward: bool = False
     """Each weight is updated as soon as its gradient is there, which is then dropped: gradients of
     one layer at a time (torch's optimizer step in backward)."""
+    bucket_view: bool = False
+    """Gradients are views of the buckets in which replicas reduce them, which stay between steps
+    (DistributedDataParallel's gradient_as_bucket_view)."""
+    zero_redundancy: bool = False
+    """ZeRO 1 is torch's ZeroRedundancyOptimizer beside DistributedDataParallel: whole weights'
+    states on one rank each (else DeepSpeed's, an even split and one bucket)."""
+    embedding_moments: Literal["optimizer", "fp32"] = "optimizer"
+    """Moments of embedding tables under an 8-bit optimizer: as the optimizer has them, or fp32
+    (transformers' Trainer)."""
     bucket_elements: Count = 500_000_000
     """Elements of a DeepSpeed reduction bucket (ZeRO 1 and 2 outside Megatron)."""
     master_bytes: Count = 0
@@ -113,8 +124,14 @@ class Training(Spec):
     (Composer's LanguageCrossEntropy and LanguagePerplexity are 2). Changes time alone."""
     lora_rank: Count = 0
     """Rank of low-rank adapters; 0 trains every weight."""
-    lora_targets: Targets = "all"
-    """Which linear layers get adapters."""
+    lora_targets: str = "all"
+    """Which linear layers get adapters: all, attention, mlp, or names of projections joined by +
+    (q+v; PEFT's q_proj+v_proj)."""
+    lora_dtype: Literal["auto", "base", "fp32"] = "auto"
+    """Type of adapters: the base's, or fp32 (PEFT's autocast_adapter_dtype over a 16-bit base);
+    auto: fp32 under autocast, whose base then stays in 16 bits, else the base's."""
+    lora_dropout: bool = False
+    """Inputs of adapters are dropped out: each keeps its own, and a mask."""
     base_bits: Bits = 16
     """Bits of a frozen base weight under LoRA (4 for QLoRA)."""
     deterministic: bool = False
@@ -150,11 +167,21 @@ class Training(Spec):
                 f"lora_targets {self.lora_targets} changes nothing: no adapter is trained",
                 "add --lora-rank 16, or drop --lora-targets",
             )
+        if (self.lora_dropout or self.lora_dtype != "auto") and not self.lora_rank:
+            what = "lora_dropout" if self.lora_dropout else f"lora_dtype {self.lora_dtype}"
+            raise SpecError(
+                f"{what} changes nothing: no adapter is trained", "add --lora-rank 16, or drop it"
+            )
         if self.base_bits < 16 and not self.lora_rank:
             raise SpecError(
                 f"base_bits {self.base_bits} is of a frozen base, but no adapter is trained",
                 "add --lora-rank 16, or drop base_bits",
             )
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names in ``lora_targets``."""
+        return tuple(word.strip() for word in self.lora_targets.replace(",", "+").split("+"))
 
     def _check_offload(self) -> None:
         for module in self.offload_modules:

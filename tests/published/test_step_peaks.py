@@ -22,10 +22,21 @@ DATA = json.loads(
 )
 CASES = {case["id"]: case for case in DATA["cases"]}
 
-STATED: dict[str, list[str]] = {}
+STATED = {
+    "llama-3.2-1b/s512-loop": [
+        "--set",
+        "fused_optimizer=false",
+        "--set",
+        "foreach_optimizer=false",
+    ],
+    "lora/llama-3-8b-all16-fp32": ["--set", "lora_dtype=fp32"],
+    "lora/llama-3-8b-all16-fp32-checkpoint": ["--set", "lora_dtype=fp32"],
+    "lora/mistral-7b-qv8": ["--lora-targets", "q_proj+v_proj"],
+    "ddp/llama-3.2-1b-bucket-view": ["--set", "bucket_view=true"],
+    "titan/8b-8-none-0.2.2": ["--framework", "torchtitan-0.2.2"],
+    "titan/8b-8-full-never": ["--set", "keeps_gathered=true"],
+}
 """Options that state what ``command`` could not say when the steps were traced."""
-
-JUDGED = [name for name, case in CASES.items() if "outside" not in case or name in STATED]
 
 
 def group(name: str) -> str:
@@ -44,16 +55,16 @@ def predicted(cli: Callable[..., Any], folder: Path, name: str) -> tuple[int, in
     return stage["peak_bytes"] - beside, stage["static_bytes"] - beside
 
 
-def test_every_case_is_judged_or_says_why_not() -> None:
+def test_what_no_command_said_is_stated() -> None:
+    assert {name for name, case in CASES.items() if "outside" in case} == set(STATED)
     assert len(CASES) == 59
-    assert len(JUDGED) >= 52
 
 
-@pytest.mark.parametrize("name", JUDGED)
+@pytest.mark.parametrize("name", CASES)
 def test_a_traced_step_s_peak(cli: Callable[..., Any], tmp_path: Path, name: str) -> None:
     peak, resident = predicted(cli, tmp_path, name)
     case = CASES[name]
-    assert abs(peak / case["peak_bytes"] - 1) <= 0.03
+    assert abs(peak / case["peak_bytes"] - 1) <= 0.01
     assert abs(resident / case["resident_bytes"] - 1) <= 0.003
 
 
@@ -61,7 +72,7 @@ def test_groups_of_traced_steps(
     cli: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     errors: dict[str, list[float]] = {}
-    for name in JUDGED:
+    for name in CASES:
         peak, _ = predicted(cli, tmp_path, name)
         errors.setdefault(group(name), []).append(peak / CASES[name]["peak_bytes"] - 1)
     with capsys.disabled():
@@ -74,4 +85,4 @@ def test_groups_of_traced_steps(
             )
         print()
     for found in errors.values():
-        assert median(abs(error) for error in found) <= 0.005
+        assert median(abs(error) for error in found) <= 0.002

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from actcalc.errors import SpecError
 from actcalc.layers.core.activation import TRANSFORMERS, Activation
 from actcalc.layers.core.algebra import Expr
+from actcalc.layers.core.algebra import product as elements
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import GraphBuilder
 from actcalc.layers.core.ops import dropout, promoted
@@ -40,6 +41,7 @@ def activate(
     saves = [*a.saves, out] if a.keeps_result else a.saves
     g.op(
         name, "activation", group, [source], [out, *a.made], saves=saves, modules=modules,
+        backward_scratch=elements(dims) * a.dtype.itemsize if a.both else 0,
         source="transformers/activations.py",
     )  # fmt: skip
     return out
