@@ -45,6 +45,14 @@ def memory(
             show_default=False,
         ),
     ] = None,
+    timeline: Annotated[
+        bool,
+        typer.Option(
+            "--timeline",
+            help="Every moment of a step, with bytes by kind.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = False,
     origin: Annotated[
         str | None,
         typer.Option(
@@ -66,7 +74,7 @@ def memory(
         read = _origin(name, origin)
         for framework in options.frameworks():
             run = options.run(read, framework, training)
-            results.append(memory_run(run, limits=largest or ()))
+            results.append(memory_run(run, limits=largest or (), timeline=timeline))
 
     def sheets() -> list[Sheet]:
         if len(results) == 2:

@@ -16,13 +16,14 @@ from actcalc.memory.states import (
     NO_PARAMETERS,
     Parameters,
     States,
+    in_units,
     moments_of,
     recipe,
     replicas,
     states,
     step_bytes,
 )
-from actcalc.memory.table import Row, Table
+from actcalc.memory.table import MomentFigure, Row, Table
 from actcalc.memory.working import Gradients
 from actcalc.policy.rules import Policy
 from actcalc.run.placement import Chunks, Ends
@@ -118,6 +119,9 @@ class StageFigure:
     """It fits the device (null without one)."""
     margin_bytes: int | None
     """Device memory less the total (null without a device)."""
+    moments: tuple[MomentFigure, ...] = ()
+    """The moments of a step, where asked for (--timeline): the first one and later ones. The peak
+    is the highest total of those of a later step."""
 
 
 class StageMemory:
@@ -249,8 +253,8 @@ class StageMemory:
             made_at_first=0 if at_once else held.optimizer - held.master,
         )
 
-    def figure(self, stage: int) -> StageFigure:
-        """One stage at its highest moment."""
+    def figure(self, stage: int, *, timeline: bool = False) -> StageFigure:
+        """One stage at its highest moment; with every moment of a step for a ``timeline``."""
         run, chunks = self.run, self.places[stage]
         first, last = self.staged.holds(stage)
         count = self.parameters(stage)
@@ -298,6 +302,7 @@ class StageMemory:
             peak_at=peak.at,
             fits=None if usable is None else total <= usable,
             margin_bytes=None if usable is None else usable - total,
+            moments=tuple(table.figures()) if timeline else (),
         )
 
     def _moving(self, peak: Row) -> list[Buffer]:
@@ -305,10 +310,11 @@ class StageMemory:
         assert self.sharding is not None
         about = "of the units at work at the peak"
         gathered = 0 if self.sharding.stays else peak.gathered
-        return [
+        lines = (
             Buffer("gathered weights", gathered, False, True, about),
             Buffer("unreduced gradients", peak.unreduced, False, True, about),
-        ]
+        )
+        return [line for line in lines if line.bytes]
 
     def _whole_weights(self, stage: int, held: States) -> tuple[States, int]:
         """States of the fullest rank where whole weights are given to ranks, less the last's."""
@@ -482,8 +488,7 @@ def _sharding(staged: StagedRun, rules: Recipe) -> Sharding | None:
     run = staged.run
     layout, training = run.layout, run.training
     ranks = replicas(layout, training, expert=False)
-    units = run.framework.op_by_op and not run.framework.main_gradients and rules.units
-    if not units or ranks == 1 or layout.zero < 2 or (layout.zero == 2 and rules.name != "fsdp"):
+    if ranks == 1 or not in_units(staged.graph, rules):
         return None
     stays = training.keeps_gathered if training.keeps_gathered is not None else (
         layout.zero == 2 or layout.pp > 1

@@ -54,6 +54,17 @@ def recipe(model: ModelGraph, training: Training) -> Recipe:
     return rules
 
 
+def in_units(model: ModelGraph, rules: Recipe) -> bool:
+    """Whether weights are sharded in units that are gathered for use (fully_shard).
+
+    Under ZeRO 3, and with fp32 shards under ZeRO 2, whose units stay gathered from forward to
+    backward.
+    """
+    framework, zero = model.context.framework, model.context.layout.zero
+    units = framework.op_by_op and not framework.main_gradients and rules.units
+    return units and (zero == 3 or (zero == 2 and rules.name == "fsdp"))
+
+
 class Group(NamedTuple):
     """Parameters of one kind on one rank before ZeRO."""
 
@@ -238,7 +249,7 @@ def states(model: ModelGraph, training: Training, parameters: Parameters) -> Sta
         owners = replicas(layout, training, expert=expert, states=True)
         master = _shard(master, owners, zero >= 1)
         parts = (
-            _shard(weight, ranks, zero >= 3),
+            _shard(weight, ranks, zero >= 3 or in_units(model, rules)),
             _shard(gradient, ranks, zero >= 2),
             master + _shard(moments, owners, zero >= 1),
             master,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from actcalc.memory.buffers import Buffer
 from actcalc.memory.peaks import Moment, Moments
@@ -42,6 +42,43 @@ class Row(NamedTuple):
     def live(self) -> int:
         """What activations and the part at work hold."""
         return self.activations + self.working + self.loss
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class MomentFigure:
+    """One moment of a stage's step: bytes by kind in the framework's allocator, on one rank."""
+
+    step: Literal["first", "later"]
+    """In the first step, which ends with making the optimizer's states, or in a later one."""
+    at: str
+    """When, in words."""
+    weights_bytes: int
+    """Weights, as they are between steps."""
+    gathered_bytes: int
+    """Weights gathered from their shards, and 16-bit copies that autocast keeps."""
+    gradients_bytes: int
+    """Summed gradients that exist."""
+    unreduced_bytes: int
+    """Gradients that are to be added to those or reduced, and messages with them."""
+    optimizer_bytes: int
+    """Optimizer states, fp32 master weights included."""
+    activations_bytes: int
+    """Activations stored by what is not at work."""
+    working_bytes: int
+    """The layer (or the embedding) at work, with what it stores; in the optimizer step its
+    temporaries."""
+    loss_bytes: int
+    """The same of the head and the loss."""
+    buffers_bytes: int
+    """Workspaces, buckets, messages, the batch."""
+    total_bytes: int
+    """All of it."""
+
+    @classmethod
+    def of(cls, step: Literal["first", "later"], row: Row) -> MomentFigure:
+        """A row of the table as a figure."""
+        parts = {f"{kind}_bytes": size for kind, size in row._asdict().items() if kind != "at"}
+        return cls(step=step, at=row.at, total_bytes=row.total, **parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,25 +142,25 @@ class Table:
         rows = [self._highest(work) for work in self.works]
         return max([*rows, self.optimizer_step], key=lambda row: row.total)
 
-    def rows(self) -> Iterator[tuple[str, Row]]:
-        """Every moment in its order, of first step and later ones, the fullest of each kind.
+    def figures(self) -> Iterator[MomentFigure]:
+        """Every moment in its order, of the first step and of later ones.
 
-        Pairs of ``first`` or ``later`` and a row; of equal work with other micro-batches held the
-        one that holds most is listed.
+        Of equal work with other micro-batches held the one that holds most is listed.
         """
         fullest: dict[tuple[str, int], Work] = {}
         for work in self.works:
             key = (work.kind, work.chunk)
             if key not in fullest or self.stored(work) > self.stored(fullest[key]):
                 fullest[key] = work
-        for step in ("first", "later"):
+        steps: tuple[Literal["first", "later"], ...] = ("first", "later")
+        for step in steps:
             gone = self.made_at_first if step == "first" else 0
-            kept = self.kept if step == "later" else 0
-            rows = [self._row("between steps", gradients=kept)]
+            rows = [self._row("between steps", gradients=self.kept if step == "later" else 0)]
             for work in fullest.values():
                 rows += self._of(work)
-            yield from ((step, row._replace(optimizer=row.optimizer - gone)) for row in rows)
-            yield step, self.optimizer_step
+            for row in rows:
+                yield MomentFigure.of(step, row._replace(optimizer=row.optimizer - gone))
+            yield MomentFigure.of(step, self.optimizer_step)
 
     def _of(self, work: Work) -> list[Row]:
         if work.kind == "W":
