@@ -18,6 +18,7 @@ from actcalc.errors import SpecError
 from actcalc.layers.adapters import in_module
 from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
+from actcalc.memory.losses import Sizes, loss_sizes
 from actcalc.memory.states import Parameters, Trained, packs, parameters_of, trained_of
 from actcalc.memory.working import NO_GRADIENTS, Gradients, Options, Working, working
 from actcalc.policy.offload import Away, away, whole_layer
@@ -434,18 +435,19 @@ class Timeline:
         outcome = layer_outcome(self.model, graph, NONE)
         work = working(self.model, outcome, self.options)
         stored = outcome.sizes(self.model).stored
-        forward, backward = work.forward, work.backward
-        if name != EMBEDDING:
-            stored, forward, backward = self._loss(graph, stored, forward, backward)
+        found = Sizes(stored, work.forward, work.backward, work.backward_rest)
+        if name == HEAD and graph.ops[-1].kind == "loss":
+            found = loss_sizes(self.model, graph, self.training, self.options, stored, work)
+        stored = found.stored
         return Part(
             name=name,
             count=1,
             first=-1,
             layers=0,
             stored=stored,
-            forward=max(stored, forward),
-            backward=max(stored, backward),
-            backward_rest=max(stored, work.backward_rest),
+            forward=max(stored, found.forward),
+            backward=max(stored, found.backward),
+            backward_rest=max(stored, found.rest),
             reruns=False,
             forward_at=work.forward_at,
             backward_at=work.backward_at,
@@ -453,40 +455,6 @@ class Timeline:
             trained=self.trained(graph),
             largest=self.largest(graph),
             shapes=self.shapes(graph),
-        )
-
-    def _loss(self, graph: Graph, stored: int, forward: int, backward: int) -> tuple[int, int, int]:
-        """Stored, forward and backward bytes of the head where the loss works in parts.
-
-        A chunked loss still keeps every logit's log-probability, and shrinks what it makes on the
-        way; a compiled one keeps the logits instead; a fused one keeps no logit at all and runs
-        the head again for each part.
-        """
-        how, compiled = self.training.loss, self.training.compiled_loss
-        if how not in ("chunked", "fused") and not compiled:
-            return stored, forward, backward
-        names = [n for n, t in graph.tensors.items() if any("v" in d.symbols() for d in t.shape)]
-        kept = set(graph.saved)
-        saved = sum(self._size(graph, name) for name in names if name in kept)
-        logits = sum(self._size(graph, name) for name in names if name not in kept)
-        parts = self.training.loss_chunks
-        if compiled and how != "fused":
-            # kept: logits instead of log-probabilities; made: their gradient, of the same type
-            kept_now = stored - saved + logits
-            made = -(-logits // parts) if how == "chunked" else logits
-            return kept_now, kept_now, kept_now + made
-        if how == "fused":
-            rest = stored - saved
-            return (
-                rest,
-                rest + -(-(forward - rest) // parts),
-                rest + -(-(backward - rest) // parts),
-            )
-        base = stored + logits
-        return (
-            stored,
-            base + -(-max(0, forward - base) // parts),
-            base + -(-max(0, backward - base) // parts),
         )
 
     def _sum(self, graph: Graph, names: Iterable[str]) -> int:

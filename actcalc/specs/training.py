@@ -17,7 +17,7 @@ else:  # choices are the rows of the tables, which a type checker cannot read
     Optimizer = Literal[tuple(OPTIMIZERS)]
     Recipe = Literal["auto", *CHOOSABLE]
 Offload = Literal["none", "optimizer", "weights", "activations"]
-Loss = Literal["auto", "full", "chunked", "fused"]
+Loss = Literal["auto", "full", "chunked", "recomputed", "fused", "in-place"]
 
 TARGET_GROUPS = ("attention", "mlp", "all")
 """Groups of linear layers that adapters may be put on."""
@@ -112,10 +112,13 @@ class Training(Spec):
     Megatron's --cpu-offloading-num-layers)."""
     loss: Loss = "auto"
     """Cross-entropy: full, PyTorch's over all logits at once; chunked, its temporaries for a part
-    of the tokens only (torchtune CEWithChunkedOutputLoss); fused with the head, which keeps no
-    logits (Liger, Cut Cross-Entropy); auto: the framework's."""
-    loss_chunks: Degree = 8
-    """Parts of a chunked or fused cross-entropy."""
+    of the tokens only (torchtune CEWithChunkedOutputLoss); recomputed, each part under a checkpoint
+    of its own, which keeps no logits (TRL's chunked loss); fused with the head, which makes
+    gradients in forward and keeps no logits (Liger); in-place, a kernel that writes the gradient
+    over all logits (unsloth, fms-acceleration); auto: the framework's."""
+    loss_chunks: Count = 0
+    """Parts of a chunked, recomputed or fused cross-entropy; 0: 8 of a chunked one, parts of 256
+    tokens of a recomputed one, Liger's own number of a fused one."""
     compiled_loss: bool = False
     """The cross-entropy is compiled (torch.compile): what is fp32 lives inside its kernels, and
     the logits themselves are kept for backward."""
