@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from actcalc.answers.header import RunAnswer, header, run_notes
+from actcalc.memory.figures import StageFigure
 from actcalc.memory.limits import LimitFigure, find_limits
-from actcalc.memory.stage import StageFigure, StageMemory
+from actcalc.memory.stage import StageMemory
 from actcalc.memory.states import replicas
 from actcalc.run.staged import StagedRun
 from actcalc.specs.check import check_sharding

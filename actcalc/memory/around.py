@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 from actcalc.memory.parts import EMBEDDING, HEAD, Part
@@ -147,30 +148,46 @@ class Units:
     def _message(self, at: int) -> int:
         """The gradients that the unit before, in backward's order, is reducing."""
         after = self._next(at, +1)
-        if after is None or self.rule.whole:
+        if after is None:
             return 0
         return self.rule.rules.reduced * after.trained
 
     def around(self, at: int, plainly: Both) -> Both:
         """What is around one occurrence, beside the gradients that ``plainly`` says."""
         unit, rule, own = self.each[at], self.rule, self._own(at)
+        cast = plainly.forward.gathered
+        if rule.whole:
+            # FSDP's hooks neither reshard nor reduce before the last micro-batch's backward
+            # (pipelining/stage.py backward_maybe_with_nosync): shards have no gradients until then
+            found = Around(0, self.all_gathered, self.all_summed)
+            return Both(found._replace(gathered=found.gathered + cast), found)
         here = unit.weights if own else 0
         if rule.stays:
             here = sum(u.weights for i, u in enumerate(self.each[: at + 1]) if self._own(i))
         head = unit.part.name == HEAD
         forward = self.root + here + (unit.weights if own and not head else 0)
         backward = self.root + here
-        summed = rule.rules.reduced * sum(u.trained for u in self.each) if rule.whole else 0
-        unreduced = summed
+        unreduced = 0
         if not head:
             backward += self._flat(at)
-            unreduced += self._message(at) + rule.rules.gathered * self.head_trained
+            unreduced = self._message(at) + rule.rules.gathered * self.head_trained
         elif rule.root:
             backward += self._flat(at)
         return Both(
-            plainly.forward._replace(gathered=plainly.forward.gathered + forward, unreduced=summed),
+            plainly.forward._replace(gathered=cast + forward),
             plainly.backward._replace(gathered=backward, unreduced=unreduced),
         )
+
+    @cached_property
+    def all_gathered(self) -> int:
+        """Bytes of all units, gathered."""
+        return self.root + sum(u.weights for i, u in enumerate(self.each) if self._own(i))
+
+    @cached_property
+    def all_summed(self) -> int:
+        """Bytes of all gradients in the type in which they are summed, whole."""
+        own = sum(u.trained for i, u in enumerate(self.each) if self._own(i))
+        return self.rule.rules.reduced * (own + self.root_trained)
 
     def reducing(self) -> tuple[Part, ...]:
         """The parts, with the moments at which embedding's and head's units reduce gradients.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
-from actcalc.memory.around import Both, Sharding, Units, plain
+from actcalc.memory.around import Around, Both, Sharding, Units, plain
 from actcalc.memory.buffers import Buffer, buffers
+from actcalc.memory.figures import BufferFigure, StageFigure
 from actcalc.memory.parts import Part, Timeline
 from actcalc.memory.peaks import chunk_moments, first_gradients
 from actcalc.memory.states import (
@@ -23,7 +24,7 @@ from actcalc.memory.states import (
     states,
     step_bytes,
 )
-from actcalc.memory.table import MomentFigure, Row, Table
+from actcalc.memory.table import Row, Table
 from actcalc.memory.working import Gradients
 from actcalc.policy.rules import Policy
 from actcalc.run.placement import Chunks, Ends
@@ -32,96 +33,6 @@ from actcalc.specs.recipes import Recipe
 from actcalc.specs.run import Run
 
 _SEGMENT = 2**21  # c10/cuda/CUDACachingAllocator.h kSmallBuffer, kRoundLarge: segments in 2 MiB
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class BufferFigure:
-    """One buffer of a stage."""
-
-    name: str
-    """What it is called."""
-    bytes: int
-    """Its size."""
-    resident: bool
-    """It stays between steps."""
-    allocated: bool
-    """The framework's allocator holds it; false for what driver and libraries take beside it."""
-    about: str
-    """What it is for."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class StageFigure:
-    """One pipeline stage: bytes on one of its ranks at the highest moment of a step."""
-
-    stage: int
-    """Number of the stage, from 0."""
-    layers: int
-    """Transformer layers on it."""
-    embedding: bool
-    """It holds the embedding."""
-    head: bool
-    """It holds output head and loss."""
-    parameters: int
-    """Parameters on one rank, before ZeRO shards them."""
-    stage_parameters: int
-    """Parameters of the stage over all its tensor- and expert-parallel ranks."""
-    weights_bytes: int
-    """Weights."""
-    gradients_bytes: int
-    """Gradients that exist at the highest moment."""
-    gradients_full_bytes: int
-    """All gradients, as they are when backward has ended."""
-    optimizer_bytes: int
-    """Optimizer states, fp32 master weights included."""
-    bytes_per_parameter: float
-    """Weights, all gradients and optimizer states over the parameters on the rank."""
-    in_flight: int
-    """Chunk activations held at once, at most: each of one micro-batch on one of the stage's
-    chunks, of which there are vpp (2 under zb-v, dualpipe and dualpipe-v)."""
-    activations_bytes: int
-    """Stored activations of all micro-batches in flight: the most that is held, or, where backward
-    has freed some of it by the highest moment, what is left then (0 in the optimizer step)."""
-    layers_activations_bytes: int
-    """What transformer layers store of all micro-batches in flight, at most."""
-    transient_bytes: int
-    """What the highest moment holds beyond all that is listed here: working set and re-run, or the
-    temporaries of the optimizer step."""
-    gradients_absent_bytes: int
-    """Gradients that do not exist yet at that moment, which the total is without:
-    gradients_full_bytes less gradients_bytes."""
-    buffers_bytes: int
-    """Workspaces, gathered weights, buckets inside the framework's allocator."""
-    overhead_bytes: int
-    """Device context and communicators, outside the allocator (with a device)."""
-    buffers: tuple[BufferFigure, ...]
-    """Both, line by line."""
-    static_bytes: int
-    """What stays between steps in the allocator: weights, optimizer states and workspaces; where
-    gradients keep their buffers from step to step (recipe.persistent) those too, with the fp32
-    copies of 16-bit ones, which the next step drops first."""
-    last_rank_spare_bytes: int
-    """What the stage's last rank holds less than these figures, which are of the fullest: 0 unless
-    the optimizer gives whole weights to ranks."""
-    peak_bytes: int
-    """The highest moment in the framework's allocator (torch's max_memory_allocated): weights,
-    gradients, optimizer, activations, transient and buffers, without overhead_bytes."""
-    reserved_at_least_bytes: int
-    """The least that PyTorch's allocator has taken from the device at that moment: the peak in
-    whole segments of 2 MiB. What fragmentation leaves unused comes on top and is not derivable."""
-    total_bytes: int
-    """The highest moment with what lies outside the allocator, peak_bytes + overhead_bytes: the
-    sum of weights_bytes, gradients_bytes, optimizer_bytes, activations_bytes, transient_bytes,
-    buffers_bytes and overhead_bytes. What has to fit the device."""
-    peak_at: str
-    """When it is, in words."""
-    fits: bool | None
-    """It fits the device (null without one)."""
-    margin_bytes: int | None
-    """Device memory less the total (null without a device)."""
-    moments: tuple[MomentFigure, ...] = ()
-    """The moments of a step, where asked for (--timeline): the first one and later ones. The peak
-    is the highest total of those of a later step."""
 
 
 class StageMemory:
@@ -445,11 +356,15 @@ class StageMemory:
                 parts, made, gradient, held.gradients,
                 persistent=persistent, waiting=self._waiting(parts),
             )  # fmt: skip
-            if self.sharding is not None:
-                units = Units(parts, self.sharding)
-                each = [units.around(at, both) for at, both in enumerate(each)]
             found.append(each)
-        return found
+        if self.sharding is None:
+            return found
+        units = [Units(parts, self.sharding) for parts in self.parts(stage)]
+        every = [
+            [one.around(at, both) for at, both in enumerate(each)]
+            for one, each in zip(units, found, strict=True)
+        ]
+        return _all_chunks(every, units) if self.sharding.whole else every
 
     def _waiting(self, parts: Sequence[Part]) -> int:
         """Bytes of the tied table's gradient that waits for the look-up's, in one micro-batch.
@@ -481,6 +396,23 @@ class StageMemory:
 
 def _read(graph: Graph) -> set[str]:
     return {name for op in graph.ops for name in op.inputs}
+
+
+def _all_chunks(around: list[list[Both]], units: Sequence[Units]) -> list[list[Both]]:
+    """What lies around every part with the gathered weights and gradients of the other chunks."""
+    gathered = sum(one.all_gathered for one in units)
+    summed = sum(one.all_summed for one in units)
+
+    def more(one: Around, of: Units) -> Around:
+        return one._replace(
+            gathered=one.gathered + gathered - of.all_gathered,
+            unreduced=one.unreduced + summed - of.all_summed,
+        )
+
+    return [
+        [Both(more(both.forward, of), more(both.backward, of)) for both in each]
+        for each, of in zip(around, units, strict=True)
+    ]
 
 
 def _sharding(staged: StagedRun, rules: Recipe) -> Sharding | None:

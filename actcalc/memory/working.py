@@ -140,12 +140,13 @@ class _Layer:
                     and op.name in self.options.gathers_to_buffer
                 ):
                     continue
-                if (
+                moves = op.kind in ("gather", "scatter") and self.options.op_by_op
+                if moves or (
                     not backward
                     and comm.collective is Collective.ALL_GATHER
                     and op.kind == "gather"
                 ):
-                    continue  # the gathered tensor is the op's output
+                    continue  # either side is the op's input or output
                 extra += int(comm.bytes.value(self.sizes))
         if backward:
             if op.kernel.startswith("flash") or (op.kind == "core" and "lse" in op.outputs):
@@ -179,6 +180,11 @@ class _Layer:
             # logits and their exponentials are two
             return 4 * count if self.options.loss_compiled and not backward else 0
         wide = self._log_probs(op).dtype is DType.FP32
+        if op.kernel == "parallel":
+            # distributed/tensor/parallel/loss.py: forward makes the shifted logits and their
+            # exponentials beside the cast; backward adds the exponential of what was kept to a
+            # gradient of zeros, and multiplies: four tensors in fp32
+            return (12 - logits.dtype.itemsize if backward else 4 + 4) * count
         if backward:
             # that of log_softmax is cast to the logits' type once what it was made of is gone
             return (8 - logits.dtype.itemsize if wide else logits.dtype.itemsize) * count

@@ -6,8 +6,8 @@ from dataclasses import replace
 from itertools import groupby
 
 from actcalc.answers.memory import MemoryReport
+from actcalc.memory.figures import StageFigure
 from actcalc.memory.limits import LimitFigure
-from actcalc.memory.stage import StageFigure
 from actcalc.render.compare import run_lines
 from actcalc.render.names import distinct_names
 from actcalc.render.sheet import Column, Row, Sheet, bytes_column, rows_of, sizes_column

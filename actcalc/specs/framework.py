@@ -17,7 +17,7 @@ from actcalc.specs.kinds import KINDS, Layers
 from actcalc.specs.training import Recipe
 
 _ONLY: Mapping[Layers, tuple[str, ...]] = {
-    "megatron": ("model_parallel", "fp8", "multi_token_prediction", "transformer_engine"),
+    "megatron": ("fp8", "multi_token_prediction", "transformer_engine"),
     "pytorch": ("autocast", "hub_models"),
 }
 """Traits that the builders of one family alone know."""
@@ -57,7 +57,8 @@ class Framework(Spec):
 
     # --- which runs it knows ---
     model_parallel: bool
-    """Knows tensor, pipeline, context and expert parallelism."""
+    """Knows tensor and pipeline parallelism, and with Megatron's layers context and expert
+    parallelism."""
     autocast: bool
     """Knows torch.autocast over fp32 weights."""
     fp8: bool

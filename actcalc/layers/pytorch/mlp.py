@@ -12,6 +12,7 @@ from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import GraphBuilder
 from actcalc.layers.core.ops import dropout, promoted
 from actcalc.layers.pytorch.linear import linear
+from actcalc.layers.pytorch.parallel import scattered
 
 GROUP = "ffn"
 MODULE = ("mlp",)
@@ -80,7 +81,7 @@ def feed_forward(
     are views of it, so that the whole output stays for the activation's input.
     """
     model = ctx.model
-    wide = ctx.ffn_whole if width is None else width
+    wide = ctx.ffn if width is None else width
     biased = model.mlp_bias if bias is None else bias
     rows = (ctx.b, ctx.s)
     hidden = (*rows, wide)
@@ -102,7 +103,8 @@ def feed_forward(
         active = product(g, f"{prefix}gated", active, up, hidden, modules=modules)
     if ctx.workload.dropout and model.activation_dropout > 0:
         active = dropout(g, f"{prefix}activation_dropout", GROUP, active, modules=modules)
-    return linear(
+    branch = linear(
         g, ctx, f"{prefix}fc2", GROUP, active,
         inside=wide, outside=ctx.h, bias=biased, modules=modules,
     )  # fmt: skip
+    return scattered(g, ctx, f"{prefix}mlp", GROUP, branch, modules)
