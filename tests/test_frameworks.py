@@ -114,7 +114,7 @@ def test_hints_name_the_word_that_was_meant():
 
 
 def test_traits_of_other_layers_are_refused():
-    for name, trait in (("transformers", "model_parallel"), ("megatron", "autocast")):
+    for name, trait in (("transformers", "fp8"), ("megatron", "autocast")):
         with pytest.raises(SpecError, match=trait):
             build(Framework, {**values(name), trait: True}, name, vetted=True)
 
@@ -344,5 +344,5 @@ def test_a_new_framework_is_one_file(profiles):
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_policy_the_framework_lacks_says_so(name):
     notes = load_run("llama-3-8b", framework=name, policies=["op"]).warnings
-    assert bool(notes) is (name != "torchtitan")
+    assert bool(notes) is not name.startswith("torchtitan")
     assert all(name in note and "torchtitan" in note for note in notes)

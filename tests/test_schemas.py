@@ -71,6 +71,7 @@ LINES: dict[str, list[str]] = {
         "memory llama-3-8b --optimizer adam8bit --dp 8 --zero 3 --offload optimizer",
         "memory llama-3-8b --lora-rank 16 --set base_bits=4",
         "memory gpt3-175b --tp 8 --sp --pp 8 --vpp 3 --optimizer muon",
+        "memory llama-3-8b --framework torchtitan --dp 8 --zero 3 --timeline",
     ],
     "plan": [
         f"plan {GPT3} --memory 20GB --activations-only",

@@ -12,7 +12,8 @@ from actcalc.cost.roofline import roofline_of
 from actcalc.cost.step import check_timed, step_time
 from actcalc.errors import SpecError
 from actcalc.io.logs import Log, Measured
-from actcalc.memory.stage import StageFigure, StageMemory
+from actcalc.memory.figures import StageFigure
+from actcalc.memory.stage import StageMemory
 from actcalc.run.staged import StagedRun
 from actcalc.specs.run import Run
 

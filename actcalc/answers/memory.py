@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from actcalc.answers.header import RunAnswer, header, run_notes
+from actcalc.memory.figures import StageFigure
 from actcalc.memory.limits import LimitFigure, find_limits
-from actcalc.memory.stage import StageFigure, StageMemory
+from actcalc.memory.stage import StageMemory
 from actcalc.memory.states import replicas
 from actcalc.run.staged import StagedRun
 from actcalc.specs.check import check_sharding
@@ -52,16 +53,16 @@ class MemoryReport(RunAnswer):
     """Choices made on the way that the reader should know."""
 
 
-def memory_run(run: Run, *, limits: Sequence[str] = ()) -> MemoryReport:
+def memory_run(run: Run, *, limits: Sequence[str] = (), timeline: bool = False) -> MemoryReport:
     """The memory of every stage of a run; raises ``SpecError`` for what it cannot mean.
 
     ``limits`` names quantities (``micro-batch``, ``seq``) to push as far as the device allows,
-    for each policy of the run.
+    for each policy of the run. ``timeline`` lists every moment of a step.
     """
     check_sharding(run.layout, run.training)
     staged = StagedRun(run)
     work = StageMemory(staged, staged.first_policy)
-    figures = tuple(work.figure(stage) for stage in range(run.layout.pp))
+    figures = tuple(work.figure(stage, timeline=timeline) for stage in range(run.layout.pp))
     top = max(figures, key=lambda figure: figure.total_bytes)
     return MemoryReport(
         **header(staged),

@@ -65,6 +65,14 @@ def memory(
             show_default=False,
         ),
     ] = None,
+    timeline: Annotated[
+        bool,
+        typer.Option(
+            "--timeline",
+            help="Every moment of a step, with bytes by kind.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = False,
     emit_for: Annotated[
         str | None,
         typer.Option(
@@ -88,7 +96,7 @@ def memory(
     results: list[MemoryReport] = []
     for origin in origins:
         for run in options.runs(origin, training):
-            results.append(memory_run(run, limits=largest or ()))
+            results.append(memory_run(run, limits=largest or (), timeline=timeline))
 
     def sheets() -> list[Sheet]:
         if len(results) == 2:

@@ -296,7 +296,9 @@ class TrainingOptions:
     ] = None
     lora_targets: Annotated[
         str | None,
-        _option("--lora-targets", help="attention, mlp or all.", panel=_TRAINING),
+        _option(
+            "--lora-targets", help="attention, mlp, all, or projections: q+v.", panel=_TRAINING
+        ),
     ] = None
 
     def training(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Presets: models, devices, framework profiles and runs kept as YAML, every value with its source.
 
 A preset file has ``title``, ``source`` (of every value that states no other) and sections of
-``key: value`` or ``key: {value: ..., source: ...}``. Reading separates values from sources.
+``key: value`` or ``key: {value: ..., source: ...}``. Reading separates values from sources. A file
+that names a ``base`` states only what differs from that preset.
 """
 
 from __future__ import annotations
@@ -107,6 +108,22 @@ def stated_source(kind: Kind, name: str) -> str:
 
 
 def _read(kind: Kind, name: str) -> dict[str, Any]:
+    """The file's mapping; over that of its ``base``, where it names one (another version)."""
+    data = _file(kind, name)
+    base = data.pop("base", None)
+    return data if base is None else _over(_read(kind, str(base)), data)
+
+
+def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """``above`` laid over ``below``, section by section."""
+    merged = dict(below)
+    for key, value in above.items():
+        section = isinstance(value, dict) and "value" not in value and key in below
+        merged[key] = _over(below[key], value) if section else value
+    return merged
+
+
+def _file(kind: Kind, name: str) -> dict[str, Any]:
     """The file's mapping: from the JSON that a wheel compiles it to, else from the YAML."""
     compiled = presets_root() / "compiled" / kind / f"{name}.json"
     if compiled.is_file():

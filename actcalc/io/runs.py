@@ -187,6 +187,24 @@ def _check_profile(profile: Framework, layout: Layout, workload: Workload) -> No
             f"the {profile.name} profile knows one GPU and data parallelism, not {degrees}",
             f"use --framework megatron, or drop --{split[0]}",
         )
+    if profile.layers == "pytorch":
+        _check_modules(profile, layout)
+
+
+def _check_modules(profile: Framework, layout: Layout) -> None:
+    """Refuse what layers of PyTorch modules do not know of parallelism."""
+    for name in ("cp", "ep"):
+        if getattr(layout, name) > 1:
+            raise SpecError(
+                f"the {profile.name} profile knows tensor, pipeline and data parallelism, not "
+                f"{name} {getattr(layout, name)}",
+                f"use --framework megatron, or drop --{name}",
+            )
+    if layout.tp > 1 and not layout.sp:
+        raise SpecError(
+            f"the {profile.name} profile runs tensor parallelism with sequence parallelism",
+            "add --sp",
+        )
 
 
 def _foreign_policy(profile: Framework, policies: Sequence[str]) -> tuple[str, ...]:

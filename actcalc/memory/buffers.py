@@ -53,14 +53,20 @@ def buffers(
     held: States,
     *,
     head: bool,
+    units: bool = False,
 ) -> tuple[Buffer, ...]:
-    """Every buffer of one stage; an empty stage has the fixed ones only."""
+    """Every buffer of one stage; an empty stage has the fixed ones only.
+
+    What ``units`` of sharded weights need belongs to moments (:mod:`actcalc.memory.around`).
+    """
     found = [
         *_workspaces(model, training, device, parts),
         *_gather(model, head=head),
         *_deferred(model, training, head=head),
         *_messages(model, training),
-        *_data_parallel(model, training, rules, parts, held),
+        *([] if units else _data_parallel(model, training, rules, parts, held)),
+        *_batch(model),
+        *_rotary(model),
     ]
     if device is not None:
         found += _outside(model, device)
@@ -182,7 +188,10 @@ def _data_parallel(
     ranks = replicas(layout, training, expert=False)
     if layout.zero == 3 and ranks > 1:
         return _sharded(model, training, rules, parts)
-    if buckets and layout.dp > 1 and layout.zero == 0:
+    torch = layout.zero == 0 or (layout.zero == 1 and training.zero_redundancy)
+    if buckets and layout.dp > 1 and torch:
+        if training.bucket_view:
+            return []
         return [
             Buffer(
                 "gradient buckets",
@@ -192,7 +201,7 @@ def _data_parallel(
                 "DistributedDataParallel reduces copies of the gradients",
             )
         ]
-    if buckets and layout.dp > 1 and layout.zero in (1, 2):
+    if buckets and layout.dp > 1 and layout.zero in (1, 2) and not torch:
         return [
             Buffer(
                 "reduction bucket",
@@ -234,6 +243,30 @@ def _sharded(
         Buffer("gathered weights", window * rules.gathered, stays, True, f"{depth} layers"),
         Buffer("unreduced gradients", gradient, stays, True, "one layer, and its copy to reduce"),
     ]
+
+
+def _batch(model: ModelGraph) -> list[Buffer]:
+    """Images of a batch; a batch of token ids counts for nothing beside its activations."""
+    context = model.context
+    if not context.model.patches:
+        return []
+    pixels = context.b * (context.workload.seq - 1) * context.model.patches
+    size = int(pixels.value(model.sizes)) * context.residual.itemsize
+    return [Buffer("images", size, False, True, "the batch itself, in the type of the weights")]
+
+
+def _rotary(model: ModelGraph) -> list[Buffer]:
+    """The table of rotary positions where it is a buffer of the model: complex64, of all positions.
+
+    (torchtitan models/llama3/model/model.py precompute_freqs_cis, of max_seq_len, the sequence.)
+    """
+    context = model.context
+    if context.model.position != "rotary" or context.framework.layers != "pytorch":
+        return []
+    if context.kernel("rotary") != "complex_buffer":
+        return []
+    size = context.workload.seq * (context.model.rotary_dim or context.model.head_dim) // 2 * 8
+    return [Buffer("rotary table", size, True, True, "freqs_cis, a buffer of the model")]
 
 
 def _outside(model: ModelGraph, device: Device) -> list[Buffer]:

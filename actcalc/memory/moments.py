@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from actcalc.memory.around import Both
 from actcalc.memory.parts import Part
 from actcalc.memory.stage import StageMemory
 from actcalc.solve.stage import Ends, Gpu, Held, Moment
@@ -18,18 +19,13 @@ def stage_gpu(work: StageMemory, stage: int) -> Gpu:
     Device context and communicators included: its peak is ``total_bytes`` of ``actcalc memory``.
     """
     held, _, found = work.beside(stage)
-    gradient, persistent = work.gradient(stage, held)
     beside = sum(buffer.bytes for buffer in found)
-    shared = work.shared(work.places[stage])
+    chunks = zip(work.parts(stage), work.around(stage, held), strict=True)
     return Gpu(
         moments=moments_of(work, stage),
-        chunks=tuple(
-            _ends(parts, () if persistent else made, gradient)
-            for parts, made in zip(work.parts(stage), work.gradients_made(stage), strict=True)
-        ),
-        base=held.total + beside + shared,
-        floor=held.total + beside + work.optimizer_step(held),
-        absent_forward=0 if persistent else held.gradients,
+        chunks=tuple(_ends(parts, around, held.gradients) for parts, around in chunks),
+        base=held.total + beside + work.shared(work.places[stage]),
+        floor=held.total + beside + work.optimizer_step(stage, held),
     )
 
 
@@ -51,17 +47,17 @@ def held_of(part: Part) -> Held:
     return Held(part.stored, part.forward, part.backward, max(1, part.layers))
 
 
-def _ends(parts: Sequence[Part], made: Sequence[tuple[int, int]], gradient: float) -> Ends:
+def _ends(parts: Sequence[Part], around: Sequence[Both], gradients: int) -> Ends:
     layers = [index for index, part in enumerate(parts) if part.first >= 0]
     first, last = (layers[0], layers[-1] + 1) if layers else (len(parts), len(parts))
-    absent: list[int] = []
-    lacking = 0
-    for part, (own, shared) in zip(parts, made, strict=False):
-        for index in range(part.count):
-            lacking += own + (shared if index == part.count - 1 else 0)
-            absent += [round(lacking * gradient)] * max(1, part.layers)
+    each = [max(1, part.layers) for part in parts for _ in range(part.count)]
+    pairs = zip(each, around, strict=True)
+    both = [beside for times, beside in pairs for _ in range(times)]
+    forward = tuple(gradients - beside.forward.total for beside in both)
+    backward = tuple(gradients - beside.backward.total for beside in both)
     return Ends(
         before=tuple(held_of(part) for part in parts[:first]),
         after=tuple(held_of(part) for part in parts[last:]),
-        absent=tuple(absent),
+        absent=backward if any(backward) else (),
+        absent_forward=forward if any(forward) else (),
     )

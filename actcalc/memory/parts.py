@@ -15,16 +15,21 @@ from itertools import groupby
 from typing import Literal
 
 from actcalc.errors import SpecError
+from actcalc.layers.adapters import in_module
 from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
-from actcalc.memory.states import Parameters, Trained, parameters_of, trained_of
-from actcalc.memory.working import Options, Working, working
+from actcalc.memory.losses import Sizes, loss_sizes
+from actcalc.memory.states import Parameters, Trained, packs, parameters_of, trained_of
+from actcalc.memory.working import NO_GRADIENTS, Gradients, Options, Working, working
 from actcalc.policy.offload import Away, away, whole_layer
 from actcalc.policy.outcome import LayerOutcome, layer_outcome
 from actcalc.policy.rules import NONE
 from actcalc.policy.stage import StagePolicy
 from actcalc.run.placement import Ends
 from actcalc.specs.training import Training
+
+EMBEDDING, HEAD = "embedding", "head and loss"
+"""Names of the parts at either end of a model."""
 
 Offloading = Literal["stays", "ahead", "asked"]
 """Whether a layer's modules are offloaded, and when their tensors come back: a layer ahead, or when
@@ -59,6 +64,13 @@ class Part:
     """Those of them that get a gradient."""
     shapes: frozenset[tuple[int, ...]]
     """Shapes of the weights of its matrix products."""
+    backward_rest: int = 0
+    """The most alive in its backward without the loss (of the head)."""
+    largest: int = 0
+    """Elements of its largest trained weight, on one rank."""
+    casts: int = 0
+    """16-bit copies of its weights that autocast keeps until forward ends, and it does not store.
+    """
     host: int = 0
     """Bytes of its offloaded modules that wait in host memory."""
 
@@ -66,7 +78,9 @@ class Part:
 class Timeline:
     """Evaluates parts and peaks of a run's stages under one policy; layers are measured once."""
 
-    def __init__(self, stages: StagePolicy, training: Training) -> None:
+    def __init__(
+        self, stages: StagePolicy, training: Training, gradients: Gradients = NO_GRADIENTS
+    ) -> None:
         self.stages = stages
         self.model: ModelGraph = stages.model
         self.training = training
@@ -81,6 +95,9 @@ class Timeline:
             loss_compiled=self.model.context.workload.kernels.cross_entropy_loss_fusion,
             trains_all=not training.lora_rank,
             loss_in_place=framework.loss_in_place and training.loss in ("auto", "fused"),
+            gradients=gradients,
+            dequantises=self._packed_ops() if packs(training) else frozenset(),
+            op_by_op=framework.op_by_op and not framework.main_gradients,
         )
         if training.offload_modules or training.offload_layers:
             self._check_offload()
@@ -90,6 +107,14 @@ class Timeline:
         self._trained: dict[int, Trained] = {}
         self._shapes: dict[int, frozenset[tuple[int, ...]]] = {}
         self.last_layer = self.model.context.model.depth
+
+    def _packed_ops(self) -> frozenset[str]:
+        return frozenset(
+            op.name
+            for run in self.model.runs
+            for op in run.graph.ops
+            if any(in_module(self.model, op, weight) for weight in op.weights)
+        )
 
     def _check_offload(self) -> None:
         policy = self.stages.policy
@@ -153,6 +178,26 @@ class Timeline:
         if count == 1:
             return found
         return found + parameters_of(self.model, graph, self.training, seen) * (count - 1)
+
+    def largest(self, graph: Graph) -> int:
+        """Elements of the largest trained weight of a graph, on one rank; of adapters all."""
+        if self.training.lora_rank:
+            return self.trained(graph).own
+        sizes = self.model.sizes
+        return max((int(w.parameters.value(sizes)) for w in graph.weights), default=0)
+
+    def _casts(self, outcome: LayerOutcome) -> int:
+        """Bytes of cast weights of a layer that its policy does not store.
+
+        A weight is cast once in a forward pass and the copy cached until autocast is left
+        (ATen autocast_mode.cpp cached_cast), re-run or not.
+        """
+        if not self.model.context.autocast:
+            return 0
+        names = (f"{op.name}_weight" for op in outcome.graph.ops if op.kind == "linear")
+        stored = set(outcome.stored)
+        known = self.model.tensor_bytes[outcome.graph]
+        return sum(known.get(name, 0) for name in names if name not in stored)
 
     def shapes(self, graph: Graph) -> frozenset[tuple[int, ...]]:
         """Shapes of the weights of matrix products in one graph, on one rank (cached)."""
@@ -292,13 +337,13 @@ class Timeline:
         found: list[Part] = []
         first, last = ends
         if first:
-            found.append(self._end("embedding", self.model.embedding))
+            found.append(self._end(EMBEDDING, self.model.embedding))
         found += self._segments(chunk, way)
         if last:
             if self.model.mtp:
                 for _ in range(self.model.mtp.count):
                     found.append(self._end("prediction layer", self.model.mtp.graph))
-            found.append(self._end("head and loss", self.model.head))
+            found.append(self._end(HEAD, self.model.head))
         return tuple(found)
 
     def _segments(self, chunk: range, way: Offloading) -> Iterator[Part]:
@@ -342,6 +387,8 @@ class Timeline:
             backward_at=work.backward_at,
             parameters=self.parameters(graph),
             trained=self.trained(graph),
+            largest=self.largest(graph),
+            casts=self._casts(outcome),
             shapes=self.shapes(graph),
             host=host,
         )
@@ -379,6 +426,8 @@ class Timeline:
             backward_at=works[-1].backward_at,
             parameters=total,
             trained=_together([self.trained(graph) for graph in graphs]),
+            largest=max(self.largest(graph) for graph in graphs),
+            casts=sum(self._casts(self.stages.outcome(graph)) for graph in graphs),
             shapes=frozenset().union(*(self.shapes(graph) for graph in graphs)),
         )
 
@@ -386,57 +435,26 @@ class Timeline:
         outcome = layer_outcome(self.model, graph, NONE)
         work = working(self.model, outcome, self.options)
         stored = outcome.sizes(self.model).stored
-        forward, backward = work.forward, work.backward
-        if name != "embedding":
-            stored, forward, backward = self._loss(graph, stored, forward, backward)
+        found = Sizes(stored, work.forward, work.backward, work.backward_rest)
+        if name == HEAD and graph.ops[-1].kind == "loss":
+            found = loss_sizes(self.model, graph, self.training, self.options, stored, work)
+        stored = found.stored
         return Part(
             name=name,
             count=1,
             first=-1,
             layers=0,
             stored=stored,
-            forward=max(stored, forward),
-            backward=max(stored, backward),
+            forward=max(stored, found.forward),
+            backward=max(stored, found.backward),
+            backward_rest=max(stored, found.rest),
             reruns=False,
             forward_at=work.forward_at,
             backward_at=work.backward_at,
             parameters=self.parameters(graph),
             trained=self.trained(graph),
+            largest=self.largest(graph),
             shapes=self.shapes(graph),
-        )
-
-    def _loss(self, graph: Graph, stored: int, forward: int, backward: int) -> tuple[int, int, int]:
-        """Stored, forward and backward bytes of the head where the loss works in parts.
-
-        A chunked loss still keeps every logit's log-probability, and shrinks what it makes on the
-        way; a compiled one keeps the logits instead; a fused one keeps no logit at all and runs
-        the head again for each part.
-        """
-        how, compiled = self.training.loss, self.training.compiled_loss
-        if how not in ("chunked", "fused") and not compiled:
-            return stored, forward, backward
-        names = [n for n, t in graph.tensors.items() if any("v" in d.symbols() for d in t.shape)]
-        kept = set(graph.saved)
-        saved = sum(self._size(graph, name) for name in names if name in kept)
-        logits = sum(self._size(graph, name) for name in names if name not in kept)
-        parts = self.training.loss_chunks
-        if compiled and how != "fused":
-            # kept: logits instead of log-probabilities; made: their gradient, of the same type
-            kept_now = stored - saved + logits
-            made = -(-logits // parts) if how == "chunked" else logits
-            return kept_now, kept_now, kept_now + made
-        if how == "fused":
-            rest = stored - saved
-            return (
-                rest,
-                rest + -(-(forward - rest) // parts),
-                rest + -(-(backward - rest) // parts),
-            )
-        base = stored + logits
-        return (
-            stored,
-            base + -(-max(0, forward - base) // parts),
-            base + -(-max(0, backward - base) // parts),
         )
 
     def _sum(self, graph: Graph, names: Iterable[str]) -> int:

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
-from actcalc.memory.parts import Part
-
-
-class Peak(NamedTuple):
-    """The highest moment of a stage beyond what stays resident."""
-
-    bytes: int
-    activations: int
-    """Stored activations at that moment."""
-    gradients_absent: int
-    """Bytes of gradients that do not exist yet at that moment."""
-    where: str
-    """In words: in backward of layer 11: re-running one whole layer."""
+from actcalc.memory.around import Around, Both
+from actcalc.memory.parts import HEAD, Part
 
 
 def first_gradients(parts: Sequence[Part]) -> tuple[tuple[int, int], ...]:
@@ -37,57 +27,61 @@ def first_gradients(parts: Sequence[Part]) -> tuple[tuple[int, int], ...]:
     return tuple(reversed(found))
 
 
+class Moment(NamedTuple):
+    """One occurrence of a part at work; bytes beside other micro-batches of its chunk."""
+
+    at: str
+    """In words."""
+    prefix: int
+    """What parts before it store."""
+    alive: int
+    """The most that the part itself has, stored and at work."""
+    around: Around
+    loss: bool
+    """The loss is at work, and no layer."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.prefix + self.alive + self.around.total
+
+
 @dataclass(frozen=True)
 class Moments:
-    """The highest moments of one chunk relative to what it stores whole, with their names."""
+    """The moments of one chunk, and the highest of either way."""
 
     stored: int
-    forward: int
-    forward_at: str
-    backward: int
-    backward_at: str
-    backward_absent: int
-    """Bytes of gradients not yet made at the highest moment of backward."""
+    """What the chunk stores whole."""
+    forward: tuple[Moment, ...]
+    backward: tuple[Moment, ...]
+
+    @cached_property
+    def highest(self) -> tuple[Moment, Moment]:
+        """The highest moment of forward, and of backward: the first of equals."""
+        return _highest(self.forward), _highest(self.backward)
 
 
-def chunk_moments(
-    parts: Sequence[Part],
-    gradient: float,
-    *,
-    persistent: bool,
-    made: Sequence[tuple[int, int]] | None = None,
-) -> Moments:
-    """The highest forward and backward moment of a chunk.
+_NOTHING = Moment("", 0, 0, Around(), False)
 
-    ``gradient`` is the bytes of one parameter's gradient on a rank (a fraction if sharded). Where
-    gradients are not persistent, those of parts whose backward has not ended do not exist yet.
-    ``made`` is what :func:`first_gradients` says of the parts, where other chunks of the stage
-    share weights with them.
-    """
-    whole = sum(part.stored * part.count for part in parts)
-    grads = first_gradients(parts) if made is None else made
-    pairs = list(zip(parts, grads, strict=True))
-    most = round(sum(own * part.count + tail for part, (own, tail) in pairs) * gradient)
-    forward, forward_at, backward, backward_at = 0, "", 0, ""
-    # The first part's backward beats this whatever is absent then, unless there are no parts.
-    before, absent, chosen = 0, 0, most + 1 if parts else 0
-    for part, (own, tail) in pairs:
-        prefix = before + part.stored * (part.count - 1)
-        if prefix + part.forward > forward or not forward_at:
-            forward = prefix + part.forward
-            forward_at = _name(part, part.count - 1, "forward")
-        last = 0 if persistent else round((absent + own * part.count + tail) * gradient)
-        if prefix + part.backward - last > backward - chosen:
-            backward, chosen = prefix + part.backward, last
-            backward_at = _name(part, part.count - 1, "backward")
-        if part.count > 1 and not persistent:
-            missing = round((absent + own) * gradient)
-            if before + part.backward - missing > backward - chosen:
-                backward, chosen = before + part.backward, missing
-                backward_at = _name(part, 0, "backward")
-        before += part.stored * part.count
-        absent += own * part.count + tail
-    return Moments(whole, forward - whole, forward_at, backward - whole, backward_at, chosen)
+
+def _highest(moments: Sequence[Moment]) -> Moment:
+    return max(moments, key=lambda moment: moment.total, default=_NOTHING)
+
+
+def chunk_moments(parts: Sequence[Part], around: Sequence[Both]) -> Moments:
+    """Every moment of a chunk; ``around`` has what is there beside each occurrence of the parts."""
+    forward, backward = [], []
+    prefix, at = 0, 0
+    for part in parts:
+        loss = part.name == HEAD
+        for index in range(part.count):
+            beside = around[at]
+            name = _name(part, index, "forward")
+            forward.append(Moment(name, prefix, part.forward, beside.forward, loss))
+            name = _name(part, index, "backward")
+            backward.append(Moment(name, prefix, part.backward, beside.backward, loss))
+            prefix, at = prefix + part.stored, at + 1
+    return Moments(prefix, tuple(forward), tuple(backward))
 
 
 def _name(part: Part, index: int, way: str) -> str:
@@ -96,11 +90,11 @@ def _name(part: Part, index: int, way: str) -> str:
         name = f"layer {part.first + index}"
     if way == "forward":
         if part.first < 0:
-            what = ": all logits at once" if name == "head and loss" else ""
+            what = ": all logits at once" if name == HEAD else ""
             return f"at the end of forward, in {name}{what}"
         return f"in forward of {name}"
     if part.first < 0:
-        what = ": logits and their gradient" if name == "head and loss" else ""
+        what = ": logits and their gradient" if name == HEAD else ""
         return f"in backward of {name}{what}"
     if not part.reruns:
         return f"in backward of {name}"

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
+from actcalc.memory.around import Around, Both, Sharding, Units, plain
 from actcalc.memory.buffers import Buffer, buffers
+from actcalc.memory.figures import BufferFigure, StageFigure
 from actcalc.memory.parts import Part, Timeline
-from actcalc.memory.peaks import Moments, Peak, chunk_moments, first_gradients
+from actcalc.memory.peaks import chunk_moments, first_gradients
 from actcalc.memory.states import (
     NO_PARAMETERS,
     Parameters,
     States,
+    in_units,
     moments_of,
     recipe,
+    replicas,
     states,
+    step_bytes,
 )
+from actcalc.memory.table import Row, Table
+from actcalc.memory.working import Gradients
 from actcalc.policy.rules import Policy
 from actcalc.run.placement import Chunks, Ends
 from actcalc.run.staged import StagedRun
@@ -25,93 +33,6 @@ from actcalc.specs.recipes import Recipe
 from actcalc.specs.run import Run
 
 _SEGMENT = 2**21  # c10/cuda/CUDACachingAllocator.h kSmallBuffer, kRoundLarge: segments in 2 MiB
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class BufferFigure:
-    """One buffer of a stage."""
-
-    name: str
-    """What it is called."""
-    bytes: int
-    """Its size."""
-    resident: bool
-    """It stays between steps."""
-    allocated: bool
-    """The framework's allocator holds it; false for what driver and libraries take beside it."""
-    about: str
-    """What it is for."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class StageFigure:
-    """One pipeline stage: bytes on one of its ranks at the highest moment of a step."""
-
-    stage: int
-    """Number of the stage, from 0."""
-    layers: int
-    """Transformer layers on it."""
-    embedding: bool
-    """It holds the embedding."""
-    head: bool
-    """It holds output head and loss."""
-    parameters: int
-    """Parameters on one rank, before ZeRO shards them."""
-    stage_parameters: int
-    """Parameters of the stage over all its tensor- and expert-parallel ranks."""
-    weights_bytes: int
-    """Weights."""
-    gradients_bytes: int
-    """Gradients that exist at the highest moment."""
-    gradients_full_bytes: int
-    """All gradients, as they are when backward has ended."""
-    optimizer_bytes: int
-    """Optimizer states, fp32 master weights included."""
-    bytes_per_parameter: float
-    """Weights, all gradients and optimizer states over the parameters on the rank."""
-    in_flight: int
-    """Chunk activations held at once, at most: each of one micro-batch on one of the stage's
-    chunks, of which there are vpp (2 under zb-v, dualpipe and dualpipe-v)."""
-    activations_bytes: int
-    """Stored activations of all micro-batches in flight: the most that is held, or, where backward
-    has freed some of it by the highest moment, what is left then (0 in the optimizer step)."""
-    layers_activations_bytes: int
-    """What transformer layers store of all micro-batches in flight, at most."""
-    transient_bytes: int
-    """What the highest moment holds beyond all that is listed here: working set and re-run, or the
-    temporaries of the optimizer step."""
-    gradients_absent_bytes: int
-    """Gradients that do not exist yet at that moment, which the total is without:
-    gradients_full_bytes less gradients_bytes."""
-    buffers_bytes: int
-    """Workspaces, gathered weights, buckets inside the framework's allocator."""
-    overhead_bytes: int
-    """Device context and communicators, outside the allocator (with a device)."""
-    buffers: tuple[BufferFigure, ...]
-    """Both, line by line."""
-    static_bytes: int
-    """What stays between steps in the allocator: weights, optimizer states and workspaces; where
-    gradients keep their buffers from step to step (recipe.persistent) those too, with the fp32
-    copies of 16-bit ones, which the next step drops first."""
-    last_rank_spare_bytes: int
-    """What the stage's last rank holds less than these figures, which are of the fullest: 0 unless
-    the optimizer gives whole weights to ranks."""
-    peak_bytes: int
-    """The highest moment in the framework's allocator (torch's max_memory_allocated): weights,
-    gradients, optimizer, activations, transient and buffers, without overhead_bytes."""
-    reserved_at_least_bytes: int
-    """The least that PyTorch's allocator has taken from the device at that moment: the peak in
-    whole segments of 2 MiB. What fragmentation leaves unused comes on top and is not derivable."""
-    total_bytes: int
-    """The highest moment with what lies outside the allocator, peak_bytes + overhead_bytes: the
-    sum of weights_bytes, gradients_bytes, optimizer_bytes, activations_bytes, transient_bytes,
-    buffers_bytes and overhead_bytes. What has to fit the device."""
-    peak_at: str
-    """When it is, in words."""
-    fits: bool | None
-    """It fits the device (null without one)."""
-    margin_bytes: int | None
-    """Device memory less the total (null without a device)."""
 
 
 class StageMemory:
@@ -125,7 +46,10 @@ class StageMemory:
         self.ends: tuple[tuple[Ends, ...], ...] = staged.ends
         self.policy: Policy = policy
         self.rules: Recipe = recipe(self.graph, staged.run.training)
-        self.timeline = Timeline(staged.under(policy), staged.run.training)
+        self.sharding = _sharding(staged, self.rules)
+        self.timeline = Timeline(
+            staged.under(policy), staged.run.training, self._weight_gradients()
+        )
         self._chunks: dict[tuple[int, int, Ends, bool], tuple[Part, ...]] = {}
         self._parameters: dict[int, Parameters] = {}
 
@@ -143,10 +67,30 @@ class StageMemory:
             for chunk, held in zip(self.places[stage], self.ends[stage], strict=True)
         )
 
+    def _weight_gradients(self) -> Gradients:
+        """How gradients of weights come to be, where autograd makes them."""
+        layout, rules = self.run.layout, self.rules
+        if self.sharding is not None:
+            return Gradients(rules.gathered, rules.gathered)
+        tied = frozenset[str]()
+        if layout.pp == 1:
+            ends = (self.graph.embedding, self.graph.head)
+            first, last = ({w.scope for w in graph.weights if w.scope} for graph in ends)
+            tied = frozenset(first & last)
+        summed = rules.reduced
+        if self.run.training.step_in_backward:
+            return Gradients(summed, 0, tied)
+        ranks = replicas(layout, self.run.training, expert=False) if layout.zero >= 2 else 1
+        kept = 0.0 if self._persistent else rules.gradient / ranks
+        return Gradients(summed, kept, tied)
+
     def _parts(self, chunk: range, held: Ends, *, ahead: bool) -> tuple[Part, ...]:
         key = (chunk.start, chunk.stop, held, ahead)
         if key not in self._chunks:
-            self._chunks[key] = self.timeline.parts(chunk, held, ahead=ahead)
+            parts = self.timeline.parts(chunk, held, ahead=ahead)
+            if self.sharding is not None:
+                parts = Units(parts, self.sharding).reducing()
+            self._chunks[key] = parts
         return self._chunks[key]
 
     def ahead(self, stage: int) -> bool:
@@ -193,63 +137,95 @@ class StageMemory:
         if run.training.step_in_backward:
             held = self._stepped(held, parts)
         held, last_rank = self._whole_weights(stage, held)
-        found = buffers(self.graph, run.training, self.rules, run.device, parts, held, head=last)
+        found = buffers(
+            self.graph, run.training, self.rules, run.device, parts, held,
+            head=last, units=self.sharding is not None,
+        )  # fmt: skip
         return held, last_rank, tuple(found)
 
-    def figure(self, stage: int) -> StageFigure:
-        """One stage at its highest moment."""
+    def table(self, stage: int) -> Table:
+        """The moments of a stage."""
+        held, _, found = self.beside(stage)
+        return self._table(stage, held, found)
+
+    def _table(self, stage: int, held: States, found: tuple[Buffer, ...]) -> Table:
+        at_once = self.rules.states_at_start
+        return Table(
+            held=held,
+            buffers=found,
+            works=tuple(self.staged.work(stage)),
+            chunks=[
+                chunk_moments(parts, around)
+                for parts, around in zip(self.parts(stage), self.around(stage, held), strict=True)
+            ],
+            shared=self.shared(self.places[stage]),
+            step=self.optimizer_step(stage, held),
+            kept=self._kept_gradients(held),
+            made_at_first=0 if at_once else held.optimizer - held.master,
+        )
+
+    def figure(self, stage: int, *, timeline: bool = False) -> StageFigure:
+        """One stage at its highest moment; with every moment of a step for a ``timeline``."""
         run, chunks = self.run, self.places[stage]
         first, last = self.staged.holds(stage)
         count = self.parameters(stage)
         held, last_rank, found = self.beside(stage)
-        peak, most, in_flight, layers_stored = self._peak(stage, held)
-        shared = self.shared(chunks)
+        table = self._table(stage, held, found)
+        peak = table.peak()
+        most, in_flight, layers_stored = self._stored(stage, table)
+        stays = self.sharding is not None and self.sharding.stays
+        weights = peak.weights + (peak.gathered if stays else 0)
+        moving = self._moving(peak) if self.sharding is not None else []
+        found = (*(b for b in found if b.inside), *moving, *(b for b in found if not b.inside))
         inside = sum(buffer.bytes for buffer in found if buffer.inside)
         outside = sum(buffer.bytes for buffer in found if not buffer.inside)
         resident = sum(b.bytes for b in found if b.inside and b.resident)
-        allocated = held.total + inside + shared + peak.bytes - peak.gradients_absent
         usable = run.device.usable_bytes if run.device else None
-        total = allocated + outside
-        optimizer = self.optimizer_step(held) + held.total + inside
-        where, activations = peak.where, most + shared
-        transient, absent = peak.bytes - most, peak.gradients_absent
-        if optimizer > allocated:
-            allocated, where, absent = optimizer, "in the optimizer step", 0
-            total = allocated + outside
-            activations, transient = 0, allocated - held.total - inside
-        if transient < 0:
-            # backward has freed part of what was stored before the highest moment came
-            activations, transient = activations + transient, 0
-        whole_count = self._whole(stage)
+        total = peak.total + outside
+        held_bytes = peak.total - weights - peak.gradients - peak.optimizer - inside
+        # backward may have freed part of what was stored before the highest moment came
+        activations = min(most + table.shared if peak.activations else 0, held_bytes)
         return StageFigure(
             stage=stage,
             layers=sum(len(chunk) for chunk in chunks),
             embedding=first,
             head=last,
             parameters=count.total,
-            stage_parameters=whole_count,
-            weights_bytes=held.weights,
-            gradients_bytes=held.gradients - absent,
+            stage_parameters=self._whole(stage),
+            weights_bytes=weights,
+            gradients_bytes=peak.gradients,
             gradients_full_bytes=held.gradients,
             optimizer_bytes=held.optimizer,
             bytes_per_parameter=held.total / count.total if count.total else 0.0,
             in_flight=in_flight,
             activations_bytes=activations,
             layers_activations_bytes=layers_stored,
-            transient_bytes=transient,
-            gradients_absent_bytes=absent,
+            transient_bytes=held_bytes - activations,
+            gradients_absent_bytes=held.gradients - peak.gradients,
             buffers_bytes=inside,
             overhead_bytes=outside,
             buffers=tuple(_buffer(buffer) for buffer in found),
             static_bytes=held.weights + held.optimizer + resident + self._kept_gradients(held),
             last_rank_spare_bytes=last_rank,
-            peak_bytes=allocated,
-            reserved_at_least_bytes=-(-allocated // _SEGMENT) * _SEGMENT,
+            peak_bytes=peak.total,
+            reserved_at_least_bytes=-(-peak.total // _SEGMENT) * _SEGMENT,
             total_bytes=total,
-            peak_at=where,
+            peak_at=peak.at,
             fits=None if usable is None else total <= usable,
             margin_bytes=None if usable is None else usable - total,
+            moments=tuple(table.figures()) if timeline else (),
         )
+
+    def _moving(self, peak: Row) -> list[Buffer]:
+        """What sharded weights and gradients need at the peak, as lines of buffers."""
+        assert self.sharding is not None
+        about = "of the units at work at the peak"
+        gathered = 0 if self.sharding.stays else peak.gathered
+        lines = (
+            Buffer("gathered weights", gathered, False, True, about),
+            Buffer("unreduced gradients", peak.unreduced, False, True, about),
+        )
+        return [line for line in lines if line.bytes]
 
     def _whole_weights(self, stage: int, held: States) -> tuple[States, int]:
         """States of the fullest rank where whole weights are given to ranks, less the last's."""
@@ -287,21 +263,39 @@ class StageMemory:
         """
         return held.gradients + held.step_gradients if self.rules.persistent else 0
 
-    def optimizer_step(self, held: States) -> int:
-        """Temporaries of the optimizer step: one more moment where it is not fused."""
-        temporary = 0 if self.run.training.fused_optimizer else held.largest_state
-        return temporary + held.step_gradients
+    def optimizer_step(self, stage: int, held: States) -> int:
+        """Temporaries of the optimizer step."""
+        largest = max((p.largest for chunk in self.parts(stage) for p in chunk), default=0)
+        return step_bytes(self.run.training, self.rules, held, largest) + held.step_gradients
 
     def shared(self, chunks: Chunks) -> int:
-        """Tensors that exist once for all layers of the stage (masks, rotary tables)."""
+        """Tensors that exist once for all layers of the stage (masks, rotary tables).
+
+        A layer that re-runs whole holds all it is given, saved by an op or not.
+        """
         names: dict[str, int] = {}
         for chunk in chunks:
             for layer in {chunk.start, chunk.stop - 1} if len(chunk) else ():
                 graph = self.timeline.stages.graph(layer)
-                for name in graph.shared:
-                    if name in graph.saved:
-                        names[name] = self.graph.tensor_bytes[graph][name]
+                held = set(graph.saved)
+                if self.policy.whole and self.run.framework.op_by_op:
+                    held |= _read(graph)
+                for name in graph.shared & held:
+                    names[name] = self.graph.tensor_bytes[graph][name]
         return sum(names.values())
+
+    @property
+    def varies(self) -> bool:
+        """Whether what lies beside layers depends on which of them re-run.
+
+        Under autocast forward keeps copies of the weights of layers that re-run; what all layers
+        are given (a mask) stays for those that re-run whole.
+        """
+        if not self.run.framework.op_by_op:
+            return False
+        graphs = {run.graph for run in self.staged.kinds}
+        given = any((graph.shared & _read(graph)) - set(graph.saved) for graph in graphs)
+        return self.graph.context.autocast or given
 
     def _whole(self, stage: int) -> int:
         """Parameters of a stage over all its ranks."""
@@ -320,9 +314,13 @@ class StageMemory:
         """Bytes of one parameter's gradient on a rank, and whether all exist through the step."""
         count = self.parameters(stage)
         trained = count.dense.trained + count.expert.trained
+        return held.gradients / trained if trained else 0.0, self._persistent
+
+    @property
+    def _persistent(self) -> bool:
+        """Whether all gradients exist through the step, at its fullest micro-batch."""
         stepped = self.run.training.step_in_backward
-        persistent = self.rules.persistent or self.staged.microbatches > 1 or stepped
-        return held.gradients / trained if trained else 0.0, persistent
+        return self.rules.persistent or self.staged.microbatches > 1 or stepped
 
     @property
     def moments_bytes_per_parameter(self) -> float:
@@ -349,41 +347,92 @@ class StageMemory:
             start = stop
         return tuple(found[index] for index in range(len(chunks)))
 
-    def _peak(self, stage: int, held: States) -> tuple[Peak, int, int, int]:
-        """The highest moment, the most stored bytes, chunks in flight, and the layers' part."""
+    def around(self, stage: int, held: States) -> list[list[Both]]:
+        """For each chunk of a stage what is around every part of it."""
         gradient, persistent = self.gradient(stage, held)
-        parts = self.parts(stage)
-        moments = [
-            chunk_moments(chunk, gradient, persistent=persistent, made=made)
-            for chunk, made in zip(parts, self.gradients_made(stage), strict=True)
+        found = []
+        for parts, made in zip(self.parts(stage), self.gradients_made(stage), strict=True):
+            each = plain(
+                parts, made, gradient, held.gradients,
+                persistent=persistent, waiting=self._waiting(parts),
+            )  # fmt: skip
+            found.append(each)
+        if self.sharding is None:
+            return found
+        units = [Units(parts, self.sharding) for parts in self.parts(stage)]
+        every = [
+            [one.around(at, both) for at, both in enumerate(each)]
+            for one, each in zip(units, found, strict=True)
         ]
+        return _all_chunks(every, units) if self.sharding.whole else every
+
+    def _waiting(self, parts: Sequence[Part]) -> int:
+        """Bytes of the tied table's gradient that waits for the look-up's, in one micro-batch.
+
+        The engine adds up what arrives for a parameter before it is accumulated
+        (torch/csrc/autograd/input_buffer.cpp).
+        """
+        rule = self.timeline.options.gradients
+        ends = [dict(part.trained.shared) for part in parts if part.first < 0]
+        both = [count for scope, count in ends[0].items() if scope in ends[-1]] if ends else []
+        return sum(both) * rule.summed if rule.tied and len(ends) > 1 else 0
+
+    def _stored(self, stage: int, table: Table) -> tuple[int, int, int]:
+        """The most stored bytes, the most chunk activations in flight, and the layers' part."""
         layers = [
-            sum(part.stored * part.count for part in chunk if part.first >= 0) for chunk in parts
+            sum(part.stored * part.count for part in chunk if part.first >= 0)
+            for chunk in self.parts(stage)
         ]
-        absent_forward = 0 if persistent else held.gradients
-        best = Peak(-1, 0, held.gradients, "")
-        most, flight, stored_layers = 0, 0, 0
-        for kind, chunk, counts in self.staged.work(stage):
-            stored = sum(n * m.stored for n, m in zip(counts, moments, strict=True))
-            most = max(most, stored)
-            in_layers = sum(n * size for n, size in zip(counts, layers, strict=True))
-            stored_layers = max(stored_layers, in_layers)
-            flight = max(flight, sum(counts))
-            best = _higher(best, kind, moments[chunk], stored, absent_forward)
-        return best, most, flight, stored_layers
+        works = table.works
+        return (
+            max((table.stored(work) for work in works), default=0),
+            max((sum(work.held) for work in works), default=0),
+            max(
+                (sum(n * s for n, s in zip(work.held, layers, strict=True)) for work in works),
+                default=0,
+            ),
+        )
 
 
-def _higher(best: Peak, kind: str, chunk: Moments, stored: int, absent_forward: int) -> Peak:
-    if kind == "F":
-        extra, where, absent = chunk.forward, chunk.forward_at, absent_forward
-    elif kind == "W":
-        extra, where, absent = 0, "between backward and weight gradients", 0
-    else:
-        extra, where, absent = chunk.backward, chunk.backward_at, chunk.backward_absent
-    now = stored + extra
-    if now - absent > best.bytes - best.gradients_absent:
-        return Peak(now, stored, absent, where)
-    return best
+def _read(graph: Graph) -> set[str]:
+    return {name for op in graph.ops for name in op.inputs}
+
+
+def _all_chunks(around: list[list[Both]], units: Sequence[Units]) -> list[list[Both]]:
+    """What lies around every part with the gathered weights and gradients of the other chunks."""
+    gathered = sum(one.all_gathered for one in units)
+    summed = sum(one.all_summed for one in units)
+
+    def more(one: Around, of: Units) -> Around:
+        return one._replace(
+            gathered=one.gathered + gathered - of.all_gathered,
+            unreduced=one.unreduced + summed - of.all_summed,
+        )
+
+    return [
+        [Both(more(both.forward, of), more(both.backward, of)) for both in each]
+        for each, of in zip(around, units, strict=True)
+    ]
+
+
+def _sharding(staged: StagedRun, rules: Recipe) -> Sharding | None:
+    """How a run shards weights in units (fully_shard), if it does."""
+    run = staged.run
+    layout, training = run.layout, run.training
+    ranks = replicas(layout, training, expert=False)
+    if ranks == 1 or not in_units(staged.graph, rules):
+        return None
+    stays = training.keeps_gathered if training.keeps_gathered is not None else (
+        layout.zero == 2 or layout.pp > 1
+    )  # fmt: skip
+    return Sharding(
+        rules=rules,
+        training=training,
+        ranks=ranks,
+        root=run.framework.ends_in_root,
+        stays=stays,
+        whole=layout.pp > 1,
+    )
 
 
 def _buffer(buffer: Buffer) -> BufferFigure:

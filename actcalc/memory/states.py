@@ -14,8 +14,8 @@ from math import prod
 from typing import NamedTuple
 
 from actcalc.errors import SpecError
-from actcalc.layers.adapters import targeted
-from actcalc.layers.core.graph import Graph, Weight
+from actcalc.layers.adapters import adapts, in_module
+from actcalc.layers.core.graph import Graph, Op, Weight
 from actcalc.layers.model import ModelGraph
 from actcalc.specs import Layout
 from actcalc.specs.optimizers import OPTIMIZERS
@@ -49,7 +49,20 @@ def recipe(model: ModelGraph, training: Training) -> Recipe:
         rules = rules.changed(gradient=rules.gradient_in_16_bit)
     if name == "fp32" and context.framework.persistent_gradients:
         rules = rules.changed(persistent=True)
+    if training.bucket_view and context.framework.reduction_buckets and context.layout.dp > 1:
+        rules = rules.changed(persistent=True)
     return rules
+
+
+def in_units(model: ModelGraph, rules: Recipe) -> bool:
+    """Whether weights are sharded in units that are gathered for use (fully_shard).
+
+    Under ZeRO 3, and with fp32 shards under ZeRO 2, whose units stay gathered from forward to
+    backward.
+    """
+    framework, zero = model.context.framework, model.context.layout.zero
+    units = framework.op_by_op and not framework.main_gradients and rules.units
+    return units and (zero == 3 or (zero == 2 and rules.name == "fsdp"))
 
 
 class Group(NamedTuple):
@@ -129,7 +142,7 @@ def parameters_of(
                 "embedding",
                 "head",
             )
-            result[weight.expert] += _group(model, weight, training, op.group, hidden=hidden)
+            result[weight.expert] += _group(model, weight, training, op, hidden=hidden)
     return Parameters(result[False], result[True])
 
 
@@ -154,36 +167,33 @@ def trained_of(model: ModelGraph, graph: Graph, training: Training) -> Trained:
     return Trained(own, tuple((scope, count(scopes - {scope}) - own) for scope in sorted(scopes)))
 
 
-def _group(
-    model: ModelGraph, weight: Weight, training: Training, group: str, *, hidden: bool
-) -> Group:
+def _group(model: ModelGraph, weight: Weight, training: Training, op: Op, *, hidden: bool) -> Group:
     shape = [int(dim.value(model.sizes)) for dim in weight.shape]
     count = int(weight.parameters.value(model.sizes))
     if training.lora_rank:
-        added = _adapter(model, weight, shape, training, group) if hidden else 0
-        packed = count if hidden and len(shape) > 1 else 0
+        adapter = hidden and adapts(model, op, weight, training)
+        added = _adapter(shape, training) if adapter else 0
+        packed = count if hidden and in_module(model, op, weight) else 0
         return Group(added, count, added, 2 * added, 0, packed)
     matrix = len(shape) >= 2
     factored = count
     if matrix:
         rows, columns = prod(shape[:-1]), shape[-1]
         factored = rows + prod(shape[:-2]) * columns
+    # transformers trainer.py: GlobalOptimManager registers every torch.nn.Embedding with 32 bits
+    whole = training.embedding_moments == "fp32" and op.kind == "embedding"
     return Group(
         trained=count,
         frozen=0,
         matrices=count if matrix and hidden else 0,
         factored=factored,
-        small=count if count < _SMALLEST_8BIT else 0,
+        small=count if count < _SMALLEST_8BIT or whole else 0,
         packed=0,
     )
 
 
-def _adapter(
-    model: ModelGraph, weight: Weight, shape: list[int], training: Training, group: str
-) -> int:
+def _adapter(shape: list[int], training: Training) -> int:
     """Parameters of one low-rank pair, r·(in + out) (Hu et al. 2021, section 4.1)."""
-    if len(shape) < 2 or not targeted(group, training):
-        return 0
     return prod(shape[:-2]) * training.lora_rank * (shape[-2] + shape[-1])
 
 
@@ -223,27 +233,29 @@ def states(model: ModelGraph, training: Training, parameters: Parameters) -> Sta
     """Weights, gradients and optimizer states of one rank, sharded as the layout says."""
     layout = model.context.layout
     rules = recipe(model, training)
+    own = RECIPES["fp32"] if training.lora_dtype == "fp32" else rules
     sums = [0, 0, 0, 0, 0, 0]
     for group, expert in ((parameters.dense, False), (parameters.expert, True)):
         ranks = replicas(layout, training, expert=expert)
         fp8 = model.context.workload.fp8_products
         weight = _weights(group, rules, training, fp8=fp8)
-        gradient = group.trained * rules.gradient
-        master = group.trained * (training.master_bytes or rules.master)
-        moments, one = moments_of(group, rules, training)
+        weight += group.trained * (own.weight - rules.weight)
+        gradient = group.trained * own.gradient
+        master = group.trained * (training.master_bytes or own.master)
+        moments, one = moments_of(group, own, training)
         if not OPTIMIZERS[training.optimizer].updates:
             gradient = master = 0
         zero = layout.zero
         owners = replicas(layout, training, expert=expert, states=True)
         master = _shard(master, owners, zero >= 1)
         parts = (
-            _shard(weight, ranks, zero >= 3),
+            _shard(weight, ranks, zero >= 3 or in_units(model, rules)),
             _shard(gradient, ranks, zero >= 2),
             master + _shard(moments, owners, zero >= 1),
             master,
             _shard(one, owners, zero >= 1),
             # optimizer.py _copy_model_grads_to_main_grads; zero_grad drops them
-            _shard(4 * group.trained, owners, zero >= 1) if rules.gradient < rules.master else 0,
+            _shard(4 * group.trained, owners, zero >= 1) if own.gradient < own.master else 0,
         )
         sums = [a + b for a, b in zip(sums, parts, strict=True)]
     weights, gradients, optimizer, master, largest, copies = sums
@@ -263,14 +275,26 @@ def _weights(group: Group, rules: Recipe, training: Training, *, fp8: bool) -> i
     (module/base.py get_weight_workspace); with fp8 weights these two are all there is.
     """
     frozen = group.frozen * rules.weight
-    if training.base_bits != 16:
-        frozen += group.packed * training.base_bits // 8 - group.packed * rules.weight
-        frozen += _scales(group.packed, training.base_bits)
+    if packs(training):
+        frozen += packed_bytes(group, training) - group.packed * rules.weight
     trained = group.trained * rules.weight
     if fp8:
         trained = trained - (2 * group.matrices if training.fp8_weights else 0)
         trained += 2 * group.matrices
     return trained + frozen
+
+
+def packs(training: Training) -> bool:
+    """Whether matrices of a frozen base are quantised."""
+    return bool(training.lora_rank) and training.base_bits != 16
+
+
+def packed_bytes(group: Group, training: Training) -> int:
+    """Quantised weights with their scales; 0 where none are."""
+    if not packs(training):
+        return 0
+    bits = training.base_bits
+    return group.packed * bits // 8 + _scales(group.packed, bits)
 
 
 def _scales(count: int, bits: int) -> int:
@@ -301,6 +325,24 @@ def moments_of(group: Group, rules: Recipe, training: Training) -> tuple[int, in
     every = kind.moments * (count - matrices) + kind.matrix_moments * matrices
     one = (count if alike else matrices) if kind.moments else 0
     return size * every, size * one
+
+
+def step_bytes(training: Training, rules: Recipe, held: States, largest: int) -> int:
+    """Temporaries of an optimizer step; ``largest`` is the largest weight's elements.
+
+    Adafactor goes tensor by tensor: gradient and weight in fp32 (where they are not), and two
+    tensors that become the update (transformers optimization.py Adafactor.step). torch.optim's
+    foreach makes one list as large as a moment (optim/adam.py _multi_tensor_adam,
+    exp_avg_sq_sqrt), a loop over tensors two of one weight (_single_tensor_adam, denom).
+    """
+    kind = OPTIMIZERS[training.optimizer]
+    if kind.kept == "factored":
+        return 4 * largest * (2 + (rules.weight < 4) + (rules.gradient < 4))
+    if training.fused_optimizer:
+        return 0
+    if training.foreach_optimizer or not kind.moments:
+        return held.largest_state
+    return 2 * rules.moment * largest
 
 
 def _shard(size: int, ranks: int, sharded: bool) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from actcalc.layers.core.graph import Collective, DType, Graph, Op
+from actcalc.layers.core.graph import Collective, DType, Graph, Op, Tensor
 from actcalc.layers.model import ModelGraph
 from actcalc.policy.offload import Away
 from actcalc.policy.outcome import LayerOutcome
@@ -36,6 +36,27 @@ class Working(NamedTuple):
     forward_at: str
     backward: int
     backward_at: str
+    backward_rest: int
+    """The same of backward without the loss."""
+
+
+class Gradients(NamedTuple):
+    """How weight gradients come to be where they are no part of their product's kernel.
+
+    A product makes one in the activations' type; it is then cast to the type in which gradients
+    are summed. Where none was there before, autograd takes it over as it is, so that those of the
+    layer at work stay from their own op on (torch/csrc/autograd/functions/accumulate_grad.h).
+    """
+
+    summed: int = 0
+    """Bytes per parameter of the type in which gradients are summed."""
+    kept: float = 0.0
+    """Bytes per parameter that stay once the op is done: 0 where they are added to others."""
+    tied: frozenset[str] = frozenset()
+    """Scopes of weights whose first gradient waits for a second one in the same backward."""
+
+
+NO_GRADIENTS = Gradients()
 
 
 class Options(NamedTuple):
@@ -50,6 +71,13 @@ class Options(NamedTuple):
     """Megatron's fused cross-entropy runs as compiled functions."""
     loss_in_place: bool
     """The cross-entropy makes no fp32 tensor beside the one it keeps."""
+    gradients: Gradients = NO_GRADIENTS
+    """How weight gradients come to be, where autograd makes them."""
+    dequantises: frozenset[str] = frozenset()
+    """Names of ops whose 4- or 8-bit weight is made whole for its product, either way
+    (bitsandbytes autograd/_functions.py MatMul4Bit)."""
+    op_by_op: bool = False
+    """Layers are plain PyTorch modules: autograd sums gradients and takes over those of weights."""
 
 
 class Known:
@@ -103,6 +131,8 @@ class _Layer:
         """Temporaries inside one op: gathered and unreduced buffers, a weight gradient."""
         extra = self._loss(op, backward) if op.kind == "loss" else 0
         extra += int((op.backward_scratch if backward else op.forward_scratch).value(self.sizes))
+        if op.name in self.options.dequantises:
+            extra += max(int(w.parameters.value(self.sizes)) for w in op.weights) * self.act
         for comm in op.backward_comm if backward else op.comm:
             if comm.collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER):
                 if (
@@ -110,31 +140,33 @@ class _Layer:
                     and op.name in self.options.gathers_to_buffer
                 ):
                     continue
-                if (
+                moves = op.kind in ("gather", "scatter") and self.options.op_by_op
+                if moves or (
                     not backward
                     and comm.collective is Collective.ALL_GATHER
                     and op.kind == "gather"
                 ):
-                    continue  # the gathered tensor is the op's output
+                    continue  # either side is the op's input or output
                 extra += int(comm.bytes.value(self.sizes))
         if backward:
             if op.kernel.startswith("flash") or (op.kind == "core" and "lse" in op.outputs):
                 q = op.inputs[0]
                 extra += self.size(op.outputs[0]) * _DQ_BYTES // self.act if q else 0
-            separate = not self.options.gradient_fusion and self.options.trains_all
+            options = self.options
+            separate = not options.gradient_fusion and options.trains_all and not options.op_by_op
             if separate and op.weights and op.kind != "embedding":
                 extra += max(int(w.parameters.value(self.sizes)) for w in op.weights) * self.act
-            if op.kind == "embedding" and self.options.trains_all:
+            if op.kind == "embedding" and options.trains_all and not options.op_by_op:
                 extra += sum(int(w.parameters.value(self.sizes)) for w in op.weights) * self.act
         return extra
 
     def _loss(self, op: Op, backward: bool) -> int:
         """Temporaries of a cross-entropy made of single torch ops.
 
-        Forward casts the logits to fp32 and keeps the cast while log_softmax makes its output;
-        backward holds the gradients of nll_loss and of log_softmax in fp32 (ATen LossNLL.cpp,
-        SoftMax.cpp). Megatron's works in place on the tensor it keeps (cross_entropy.py), and so
-        does Transformer Engine's (triton/cross_entropy.py).
+        Where the model casts the logits to fp32, the cast stays while log_softmax makes its output.
+        Backward holds the gradients of nll_loss and of log_softmax, in the type in which that ran
+        (ATen LossNLL.cpp, SoftMax.cpp). Megatron's works in place on the tensor it keeps
+        (cross_entropy.py), and so does Transformer Engine's (triton/cross_entropy.py).
         """
         logits = self.graph.tensors[op.inputs[0]]
         count = int(logits.elements.value(self.sizes))
@@ -147,9 +179,20 @@ class _Layer:
             # fused_cross_entropy.py: compiled functions return new tensors, so that the fp32
             # logits and their exponentials are two
             return 4 * count if self.options.loss_compiled and not backward else 0
+        wide = self._log_probs(op).dtype is DType.FP32
+        if op.kernel == "parallel":
+            # distributed/tensor/parallel/loss.py: forward makes the shifted logits and their
+            # exponentials beside the cast; backward adds the exponential of what was kept to a
+            # gradient of zeros, and multiplies: four tensors in fp32
+            return (12 - logits.dtype.itemsize if backward else 4 + 4) * count
         if backward:
-            return 8 * count - (4 * count if logits.dtype is DType.FP32 else 0)
-        return 0 if logits.dtype is DType.FP32 else 4 * count
+            # that of log_softmax is cast to the logits' type once what it was made of is gone
+            return (8 - logits.dtype.itemsize if wide else logits.dtype.itemsize) * count
+        return 4 * count if wide and logits.dtype is not DType.FP32 else 0
+
+    def _log_probs(self, op: Op) -> Tensor:
+        """What log_softmax makes: the largest that the cross-entropy keeps first."""
+        return self.graph.tensors[op.outputs[0]]
 
     def forward(self, kept: set[str]) -> tuple[int, str]:
         """The highest moment of a forward pass that keeps ``kept``."""
@@ -166,8 +209,8 @@ class _Layer:
                     alive.discard(name)
         return best, where
 
-    def backward(self, *, whole: bool) -> tuple[int, str]:
-        """The highest moment of the backward pass, re-runs included.
+    def backward(self, *, whole: bool) -> tuple[int, str, int]:
+        """The highest moment of the backward pass, re-runs included, and that without the loss.
 
         A layer re-run ``whole`` makes all it saves before its backward begins.
         """
@@ -177,8 +220,9 @@ class _Layer:
         pending = set(self.restored)
         gradients = _Gradients(self)
         gradients.add(graph.output)
+        weights = _WeightGradients(self)
         savers = {name: {op.name for op in ops} for name, ops in graph.savers.items()}
-        best, where = 0, ""
+        best, where, loss = 0, "", 0
         if whole:
             running, _ = self.forward(set(graph.saved))
             best = running + gradients.total
@@ -205,12 +249,16 @@ class _Layer:
                 passing = max(self.total(set(o.outputs) - made) for o in members) if members else 0
                 alive |= made
                 pending -= made
-                now = self.total(alive) + gradients.total + passing + trip.more
+                now = self.total(alive) + gradients.total + passing + trip.more + weights.kept
                 if made and now > best:
                     best, where = now, f"{members[0].name}"
-            gradients.pass_on(op)
-            now = self.total(alive) + gradients.total + self._value(op, backward=True) + trip.more
-            if now > best:
+            added = gradients.pass_on(op)
+            own, summing = weights.pass_on(op)
+            rest = self.total(alive) + gradients.total + trip.more
+            now = rest + self._value(op, backward=True) + added + own
+            if op.kind == "loss":
+                loss = max(loss, now)
+            elif now > best:
                 best, where = now, op.name
             gradients.drop(op.outputs)
             alive -= trip.passed(op)
@@ -220,7 +268,10 @@ class _Layer:
                     left.discard(op.name)
                     if not left:
                         alive.discard(name)
-        return best, where
+            now = self.total(alive) + gradients.total + trip.more + summing
+            if now > best:
+                best, where = now, op.name
+        return (loss, "cross_entropy", best) if loss > best else (best, where, best)
 
 
 class _Trip:
@@ -284,18 +335,24 @@ class _Gradients:
         self.sizes[self.count] = self.layer.size(name)
         self.total += self.layer.size(name)
 
-    def pass_on(self, op: Op) -> None:
-        """Make (or hand on) the gradients of the op's inputs."""
+    def pass_on(self, op: Op) -> int:
+        """Make (or hand on) the gradients of the op's inputs; bytes of those only to be added."""
         given = next((self.storage[n] for n in op.outputs if n in self.storage), None)
+        added = 0
         for name in op.inputs:
-            if name in self.storage:
-                continue  # summed in place into the gradient that is there
             size = self.layer.size(name)
+            if name in self.storage:
+                # summed in place into the gradient that is there
+                # (torch/csrc/autograd/input_buffer.cpp can_accumulate_inplace)
+                if self.layer.options.op_by_op and op.kind not in _ALIASING:
+                    added += size
+                continue
             aliasing = op.kind in _ALIASING or (op.kind, op.kernel) == _IN_PLACE
             if aliasing and given is not None and self.sizes[given] == size:
                 self.storage[name] = given
             else:
                 self.add(name)
+        return added
 
     def drop(self, names: Iterable[str]) -> None:
         """Forget the gradients of ``names``; a storage goes with its last name."""
@@ -303,6 +360,42 @@ class _Gradients:
             number = self.storage.pop(name, None)
             if number is not None and number not in self.storage.values():
                 self.total -= self.sizes.pop(number)
+
+
+class _WeightGradients:
+    """Gradients of one layer's weights, as autograd makes and keeps them.
+
+    Those of a tied table wait for one another: the product's is a view (its weight is read
+    transposed), so that the look-up's is added out of place; a cast one is added to in place.
+    """
+
+    def __init__(self, layer: _Layer) -> None:
+        self.layer = layer
+        self.rule = layer.options.gradients
+        self.active = layer.options.op_by_op and layer.options.trains_all
+        self.kept = 0
+        self._known: set[str] = set()
+
+    def pass_on(self, op: Op) -> tuple[int, int]:
+        """Bytes of weight gradients while ``op`` runs backward, and while its own are summed."""
+        if not self.active or not op.weights:
+            return self.kept, self.kept
+        rule, sizes = self.rule, self.layer.sizes
+        first = rule.summed if op.kind == "embedding" else min(self.layer.act, rule.summed)
+        made = summed = stays = 0
+        for weight in op.weights:
+            count = int(weight.parameters.value(sizes))
+            made += count * first
+            summed += count * (rule.summed if first != rule.summed else 0)
+            if weight.scope in rule.tied and op.kind == "embedding":
+                if weight.scope not in self._known and self.layer.act == rule.summed:
+                    summed += count * rule.summed
+            elif weight.scope not in self._known:
+                stays += round(count * rule.kept)
+            self._known.add(weight.scope) if weight.scope else None
+        now = self.kept + made
+        self.kept += stays
+        return now, now + summed
 
 
 def _groups(graph: Graph, again: set[str]) -> Mapping[str, int]:
@@ -336,5 +429,5 @@ def working(
     known = known or Known(model, outcome.graph)
     layer = _Layer(model, outcome, options, away, ahead, known)
     forward, forward_at = layer.forward(set(outcome.stored) - (away.leaving if away else set()))
-    backward, backward_at = layer.backward(whole=whole)
-    return Working(forward, forward_at, backward, "re-run" if whole else backward_at)
+    backward, backward_at, rest = layer.backward(whole=whole)
+    return Working(forward, forward_at, backward, "re-run" if whole else backward_at, rest)

@@ -150,8 +150,17 @@ class RunStages:
         if self.settings.activations_only:
             gpu = Gpu(moments_of(self.memory, index), tuple(Ends() for _ in chunks))
         else:
-            gpu = stage_gpu(self.memory, index)
+            gpu = stage_gpu(self._most, index)
         return Stage(index, tuple(runs), tuple(flights), gpu)
+
+    @cached_property
+    def _most(self) -> StageMemory:
+        """The run whose moments a plan has to keep to.
+
+        Where they depend on which layers re-run, a plan counts all of them as re-run: never too
+        little.
+        """
+        return StageMemory(self.staged, self.full) if self.memory.varies else self.memory
 
     def layer(self, graph: Graph) -> PlanLayer:
         """One kind of layer as a problem of its own, op by op."""
@@ -171,6 +180,8 @@ class RunStages:
         )
         works = [max(p.forward, p.backward) - p.stored for parts in ends for p in parts]
         excess = [self.ways.excess(run.graph) for run in stage.runs]
+        lacks = [n for one in stage.gpu.chunks for n in (*one.absent, *one.absent_forward)]
+        rest -= min([0, *lacks])
         return Beside(
             rest + max(works, default=0), rest + max([0, *excess]), stage.gpu.floor
         )  # fmt: skip
@@ -254,7 +265,9 @@ class RunStages:
         if skip is None and key in self._laid:
             return self._laid[key]
         chunks, at = [], 0
-        work = StageMemory(self.staged, policy) if policy.segmented else None
+        varies = self.memory.varies and skip is None
+        own = StageMemory(self.staged, policy) if policy.segmented or varies else None
+        work = own if policy.segmented else None
         for number, graphs in enumerate(stage.graphs):
             if work is not None:
                 chunks.append(self._segments(graphs, policy, layers_of(work, stage.index)[number]))
@@ -266,8 +279,8 @@ class RunStages:
                 pairs = zip(graphs, chosen, strict=True)
                 chunks.append(tuple(self.unit(g, *self.ways.named(g, p)) for g, p in pairs))
             at += len(graphs)
-        alone = work is None or self.settings.activations_only
-        gpu = stage.gpu if work is None or alone else stage_gpu(work, stage.index)
+        alone = own is None or self.settings.activations_only
+        gpu = stage.gpu if own is None or alone else stage_gpu(own, stage.index)
         found = self.laid_out(stage, chunks, gpu)
         if skip is None:
             self._laid[key] = found

@@ -6,8 +6,8 @@ from dataclasses import replace
 from itertools import groupby
 
 from actcalc.answers.memory import MemoryReport
+from actcalc.memory.figures import StageFigure
 from actcalc.memory.limits import LimitFigure
-from actcalc.memory.stage import StageFigure
 from actcalc.render.compare import run_lines
 from actcalc.render.names import distinct_names
 from actcalc.render.sheet import Column, Row, Sheet, bytes_column, rows_of, sizes_column
@@ -82,8 +82,77 @@ def memory_sheets(result: MemoryReport, units: str) -> list[Sheet]:
             notes=result.notes,
         ),
         *([_buffers(result, units)] if any(stage.buffers for stage in stages) else []),
+        *[_moments(stage, units, many=many) for stage in stages if stage.moments],
         *([_limits(result.limits, units)] if result.limits else []),
     ]
+
+
+_KINDS = (
+    ("weights_bytes", "weights"),
+    ("gathered_bytes", "gathered"),
+    ("gradients_bytes", "grads"),
+    ("unreduced_bytes", "unreduced"),
+    ("optimizer_bytes", "optim"),
+    ("activations_bytes", "activ"),
+    ("working_bytes", "working"),
+    ("loss_bytes", "loss"),
+    ("buffers_bytes", "buffers"),
+)
+
+
+def _moments(stage: StageFigure, units: str, *, many: bool) -> Sheet:
+    """The moments of a step on one stage; equal neighbours are folded for people."""
+    moments = stage.moments
+    totals = [moment.total_bytes for moment in moments]
+    columns = (
+        Column("step", "step\n", align="left"),
+        Column("at", "moment\n", _shortly, align="left"),
+        *(
+            replace(
+                bytes_column(key, title, totals, units),
+                shown=any(getattr(moment, key) for moment in moments),
+            )
+            for key, title in _KINDS
+        ),
+        bytes_column("total_bytes", "total", totals, units),
+    )
+    records = rows_of(columns, moments)
+    top = max(moment.total_bytes for moment in moments if moment.step == "later")
+    rows = [
+        Row(
+            row.values,
+            "strong" if moment.total_bytes == top and moment.step == "later" else "plain",
+        )
+        for moment, row in zip(moments, records, strict=True)
+    ]
+    return Sheet(
+        title="moments of a step" + (f" on stage {stage.stage}" if many else ""),
+        columns=columns,
+        rows=tuple(rows[i] for i in _steady(stage)),
+        records=tuple(row.values for row in records),
+    )
+
+
+def _shortly(at: str) -> str:
+    """A moment in few words: backward, layer 3."""
+    words = at.partition(":")[0].removeprefix("in ").removeprefix("at the end of ")
+    return words.replace(" of ", ", ").replace("forward, in ", "forward, ")
+
+
+def _steady(stage: StageFigure) -> list[int]:
+    """Indices of moments worth a line: a layer between two of its kind, as high or higher, is not.
+
+    Layers of one kind follow in a straight line: the first and the last of each run are shown.
+    """
+    kept = []
+    for index, moment in enumerate(stage.moments):
+        near = stage.moments[max(0, index - 1) : index + 2]
+        plain = len(near) == 3 and all(
+            " of layer " in one.at and one.working_bytes == moment.working_bytes for one in near
+        )
+        if not plain:
+            kept.append(index)
+    return kept
 
 
 def _inputs(result: MemoryReport) -> tuple[str, ...]:

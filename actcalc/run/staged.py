@@ -21,6 +21,7 @@ from actcalc.policy.stage import StagePolicy
 from actcalc.run.placement import Chunks, Ends, ends, microbatches, placement, plain_work
 from actcalc.specs.recompute import ALIASES, MODULES
 from actcalc.specs.run import Run
+from actcalc.specs.workload import Workload
 
 USUAL = ("none", "selective", "full", "full-sharded", "ffn", "attention", "norm", "sqrt")
 """Policies that are compared where none is named; a model's own modules come before the last."""
@@ -45,9 +46,12 @@ class StagedRun:
     """
 
     def __init__(self, run: Run) -> None:
+        run, workload = _resolved(run)
         self.run = run
         self.graph: ModelGraph = adapted(
-            model_graph(run.model, run.layout, run.workload, run.framework), run.training
+            model_graph(run.model, run.layout, workload, run.framework),
+            run.training,
+            autocast=workload is not run.workload,
         )
         self.places: tuple[Chunks, ...] = placement(run.model.depth, run.layout)
         self.ends: tuple[tuple[Ends, ...], ...] = ends(run.layout)
@@ -236,3 +240,22 @@ class StagedRun:
         if policy not in self._stages:
             self._stages[policy] = StagePolicy(self.graph, policy)
         return self._stages[policy]
+
+
+def _resolved(run: Run) -> tuple[Run, Workload]:
+    """The run with its adapters' type, and the work of its layers.
+
+    Under autocast a frozen base is loaded in 16 bits and runs in them; what autocast changes is how
+    fp32 adapters over it run (transformers from_pretrained dtype; PEFT autocast_adapter_dtype).
+    """
+    training, precision = run.training, run.workload.precision
+    if not training.lora_rank:
+        return run, run.workload
+    autocast = precision.startswith("amp-")
+    if training.lora_dtype == "auto":
+        chosen = "fp32" if autocast else "base"
+        run = replace(run, training=training.model_copy(update={"lora_dtype": chosen}))
+    if not autocast:
+        return run, run.workload
+    plain = precision.removeprefix("amp-")
+    return run, run.workload.model_copy(update={"precision": plain})

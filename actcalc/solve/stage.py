@@ -4,12 +4,14 @@ A stage runs chunks of layers. While part ``j`` of chunk ``k`` runs forward or b
 holds, beside ``base``, n_c micro-batches of every chunk c, of which one of chunk k is the running
 one: it has the parts before j stored (``prefix``), part j at work, and nothing after it:
 
-    base + sum_c n_c S_c - S_k + prefix_j + forward_j - absent          (kind F)
-    base + sum_c n_c S_c - S_k + prefix_j + backward_j - absent_j       (kind B or I)
-    base + sum_c n_c S_c                                                (kind W)
+    base + sum_c n_c S_c - S_k + prefix_j + forward_j - absent_forward_j   (kind F)
+    base + sum_c n_c S_c - S_k + prefix_j + backward_j - absent_j          (kind B or I)
+    base + sum_c n_c S_c                                                   (kind W)
 
-S_c is all that chunk c stores; ``absent`` are gradients that do not exist yet. The peak of the
-stage is the highest of these over the moments of its schedule, and ``floor`` (the optimizer step).
+S_c is all that chunk c stores; the two ``absent`` are what ``base`` has and that moment has not
+(gradients that do not exist yet), less what it has beside (weights gathered for it). The peak of
+the stage is the highest of these over the moments of its schedule, and ``floor`` (the optimizer
+step).
 """
 
 from __future__ import annotations
@@ -62,14 +64,16 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The fixed parts of a chunk before and after its layers, and the gradients backward lacks.
+    """The fixed parts of a chunk before and after its layers, and what its moments lack.
 
-    ``absent`` are bytes while each part runs backward, in order of the chunk (empty: none).
+    ``absent`` are bytes while each part runs backward, in order of the chunk (empty: none), which
+    may be negative; ``absent_forward`` the same of forward.
     """
 
     before: tuple[Held, ...] = ()
     after: tuple[Held, ...] = ()
     absent: tuple[int, ...] = ()
+    absent_forward: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,6 @@ class Gpu:
     chunks: tuple[Ends, ...]
     base: int = 0
     floor: int = 0
-    absent_forward: int = 0
 
 
 def line(inflight: int, base: int = 0) -> Gpu:
@@ -101,7 +104,7 @@ def peak(gpu: Gpu, layers: Sequence[Sequence[Held | Way]], most: Any = max) -> A
         for n, (stored, _, _) in zip(held, found, strict=True):
             now = now + n * stored
         if kind == "F":
-            now = now + found[chunk][1] - gpu.absent_forward
+            now = now + found[chunk][1]
         elif kind != "W":
             now = now + found[chunk][2]
         high = most(high, now)
@@ -114,12 +117,11 @@ def _highs(ends: Ends, layers: Sequence[Held | Way], most: Any) -> tuple[Any, An
     forward: Any
     backward: Any
     stored, forward, backward, at = 0, -_FAR, -_FAR, 0
-    absent = ends.absent
+    absent, early = ends.absent, ends.absent_forward
     for part in (*ends.before, *layers, *ends.after):
         at += part.layers if isinstance(part, Held) else 1
-        lacks = absent[at - 1] if absent else 0
-        forward = most(forward, stored + part.forward)
-        backward = most(backward, stored + part.backward - lacks)
+        forward = most(forward, stored + part.forward - (early[at - 1] if early else 0))
+        backward = most(backward, stored + part.backward - (absent[at - 1] if absent else 0))
         stored = stored + part.stored
     if not at:
         return 0, 0, 0
@@ -135,7 +137,6 @@ def layers_at_peak(gpu: Gpu, layers: Sequence[Sequence[Held | Way]]) -> int:
         of_layers = sum(n * sum(row) for n, row in zip(held, own, strict=True))
         total = gpu.base + of_layers
         total += sum(n * sum(row) for n, row in zip(held, ends, strict=True))
-        total -= gpu.absent_forward if kind == "F" else 0
         one, at = gpu.chunks[chunk], 0
         running = (*one.before, *layers[chunk], *one.after)
         if kind == "W" or not running:
@@ -147,7 +148,8 @@ def layers_at_peak(gpu: Gpu, layers: Sequence[Sequence[Held | Way]]) -> int:
         for index, part in enumerate(running):
             at += part.layers if isinstance(part, Held) else 1
             alive = part.forward if kind == "F" else part.backward
-            lacks = one.absent[at - 1] if one.absent and kind != "F" else 0
+            absent = one.absent_forward if kind == "F" else one.absent
+            lacks = absent[at - 1] if absent else 0
             layer = first <= index < last
             now = (rest + alive - lacks, of_layers + (alive if layer else 0))
             best, mine = max((best, mine), now)
@@ -304,13 +306,11 @@ class Limit:
         one = gpu.chunks[self.chunk]
         rest = base - sum(part.stored for part in (*one.before, *one.after))
         runs = kind == "F"
-        if runs:
-            rest -= gpu.absent_forward
         if not (one.before or one.after or self.layers):
             self.whole = max(self.whole, rest)
-        lacks = one.absent if one.absent and not runs else (0,) * (
+        lacks = (one.absent_forward if runs else one.absent) or (0,) * (
             len(one.before) + len(self.layers) + len(one.after)
-        )  # fmt: skip
+        )
         at = 0
         for part in one.before:
             self.gone = max(self.gone, rest + (part.forward if runs else part.backward) - lacks[at])

@@ -20,7 +20,7 @@ Seconds = Annotated[float, Bounds(0.0, 1.0)]
 """Seconds of the host for one op."""
 
 _ONLY: Mapping[Layers, tuple[str, ...]] = {
-    "megatron": ("model_parallel", "fp8", "multi_token_prediction", "transformer_engine"),
+    "megatron": ("fp8", "multi_token_prediction", "transformer_engine"),
     "pytorch": ("autocast", "hub_models"),
 }
 """Traits that the builders of one family alone know."""
@@ -60,7 +60,8 @@ class Framework(Spec):
 
     # --- which runs it knows ---
     model_parallel: bool
-    """Knows tensor, pipeline, context and expert parallelism."""
+    """Knows tensor and pipeline parallelism, and with Megatron's layers context and expert
+    parallelism."""
     autocast: bool
     """Knows torch.autocast over fp32 weights."""
     fp8: bool
@@ -91,6 +92,10 @@ class Framework(Spec):
     """Replicas reduce gradients in buckets: DistributedDataParallel's, DeepSpeed's under ZeRO."""
     overlaps_reduction: bool
     """Replicas reduce gradients beside the last backward."""
+
+    ends_in_root: bool
+    """Where weights are sharded in units, embedding and head lie in the outermost one, which stays
+    gathered."""
 
     # --- buffers and messages ---
     gather_buffer: Literal["none", "head", "all"]

@@ -45,6 +45,10 @@ class Recipe(Row):
     """Of the element in which sharded weights are gathered."""
     persistent: bool
     """Gradients keep their buffer between steps (``zero_grad`` of torch drops them)."""
+    states_at_start: bool
+    """Optimizer states are made before the first step (else at its end)."""
+    units: bool
+    """With PyTorch's modules, weights that ZeRO shards are sharded in units (fully_shard)."""
     source: str
     """Where the formats are from."""
 
@@ -59,6 +63,7 @@ _ROWS = (
         name="megatron", title="16-bit weights, fp32 gradients and master weights", choosable=True,
         weight=2, gradient=4, gradient_in_16_bit=2, updates_from=0, reduced=4, summed="fused",
         master=4, moment=4, gathered=2, persistent=True,
+        states_at_start=False, units=True,
         source="Megatron-LM optimizer.py Float16OptimizerWithFloat16Params; docs, dist_optimizer: "
         "18 bytes with Adam",
     ),
@@ -66,36 +71,42 @@ _ROWS = (
         name="mixed", title="16-bit weights and gradients, fp32 master weights", choosable=True,
         weight=2, gradient=2, gradient_in_16_bit=2, updates_from=0, reduced=2, summed="own type",
         master=4, moment=4, gathered=2, persistent=False,
+        states_at_start=True, units=False,
         source="Rajbhandari et al. 2020, arXiv:1910.02054, section 3.1: 16 bytes with Adam",
     ),
     Recipe(
         name="deepspeed", title="bf16 gradients beside their fp32 sum", choosable=True,
         weight=2, gradient=6, gradient_in_16_bit=6, updates_from=4, reduced=4, summed="twice",
         master=4, moment=4, gathered=2, persistent=True,
+        states_at_start=True, units=False,
         source="DeepSpeed runtime/bf16_optimizer.py BF16_Optimizer, update_hp_grads",
     ),
     Recipe(
         name="amp", title="fp32 weights and gradients under autocast", choosable=True,
         weight=4, gradient=4, gradient_in_16_bit=4, updates_from=0, reduced=4, summed="cast",
         master=0, moment=4, gathered=4, persistent=False,
+        states_at_start=False, units=True,
         source="torch.autocast: weights and gradients stay fp32",
     ),
     Recipe(
         name="fsdp", title="fp32 shards, gathered in 16 bits", choosable=True,
         weight=4, gradient=4, gradient_in_16_bit=4, updates_from=0, reduced=4, summed="collected",
         master=0, moment=4, gathered=2, persistent=False,
+        states_at_start=False, units=True,
         source="torch.distributed.fsdp MixedPrecision: param_dtype, reduce_dtype",
     ),
     Recipe(
         name="pure", title="all in the activations' type", choosable=True,
         weight=2, gradient=2, gradient_in_16_bit=2, updates_from=0, reduced=2, summed="own type",
         master=0, moment=2, gathered=2, persistent=False,
+        states_at_start=False, units=True,
         source="torch.optim on a model of that type: states are like their parameter",
     ),
     Recipe(
         name="fp32", title="all in fp32", choosable=False,
         weight=4, gradient=4, gradient_in_16_bit=4, updates_from=0, reduced=4, summed="own type",
         master=0, moment=4, gathered=4, persistent=False,
+        states_at_start=False, units=True,
         source="torch.optim on an fp32 model: states are like their parameter",
     ),
 )  # fmt: skip

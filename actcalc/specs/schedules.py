@@ -101,6 +101,12 @@ _ROWS = (
         "get_pp_rank_microbatches, get_schedule_table",
     ),
     PipelineSchedule(
+        name="interleaved-zb", title="interleaved, with weight gradients that lag behind",
+        chunks=0, way="straight", grouped=True, splits_backward=True,
+        phased=False, depth=3, least=1, instead="1f1b",
+        source="torch.distributed.pipelining schedules.py ScheduleInterleavedZeroBubble",
+    ),
+    PipelineSchedule(
         name="gpipe", title="all forwards, then all backwards",
         chunks=1, way="straight", grouped=False, splits_backward=False,
         phased=True, depth=2, least=0, instead="",

@@ -17,8 +17,10 @@ else:  # choices are the rows of the tables, which a type checker cannot read
     Optimizer = Literal[tuple(OPTIMIZERS)]
     Recipe = Literal["auto", *CHOOSABLE]
 Offload = Literal["none", "optimizer", "weights", "activations"]
-Loss = Literal["auto", "full", "chunked", "fused"]
-Targets = Literal["attention", "mlp", "all"]
+Loss = Literal["auto", "full", "chunked", "recomputed", "fused", "in-place"]
+
+TARGET_GROUPS = ("attention", "mlp", "all")
+"""Groups of linear layers that adapters may be put on."""
 
 OFFLOADABLE = (
     "qkv_linear", "core_attn", "attn_proj", "attn_norm", "expert_fc1", "moe_act", "mlp_norm",
@@ -74,9 +76,24 @@ class Training(Spec):
     fused_optimizer: bool = True
     """The optimizer step is one kernel; false makes temporaries as large as one state
     (torch.optim with foreach)."""
+    foreach_optimizer: bool = True
+    """An optimizer step that is not fused goes over all tensors at once; false: tensor by tensor
+    (torch.optim with foreach=False)."""
+    keeps_gathered: bool | None = None
+    """Gathered weights stay from forward to backward (fully_shard's reshard_after_forward=False;
+    torchtitan's fsdp_reshard_after_forward); None: with ZeRO 2, or in a pipeline."""
     step_in_backward: bool = False
     """Each weight is updated as soon as its gradient is there, which is then dropped: gradients of
     one layer at a time (torch's optimizer step in backward)."""
+    bucket_view: bool = False
+    """Gradients are views of the buckets in which replicas reduce them, which stay between steps
+    (DistributedDataParallel's gradient_as_bucket_view)."""
+    zero_redundancy: bool = False
+    """ZeRO 1 is torch's ZeroRedundancyOptimizer beside DistributedDataParallel: whole weights'
+    states on one rank each (else DeepSpeed's, an even split and one bucket)."""
+    embedding_moments: Literal["optimizer", "fp32"] = "optimizer"
+    """Moments of embedding tables under an 8-bit optimizer: as the optimizer has them, or fp32
+    (transformers' Trainer)."""
     bucket_elements: Count = 500_000_000
     """Elements of a DeepSpeed reduction bucket (ZeRO 1 and 2 outside Megatron)."""
     master_bytes: Count = 0
@@ -98,10 +115,13 @@ class Training(Spec):
     Megatron's --cpu-offloading-num-layers)."""
     loss: Loss = "auto"
     """Cross-entropy: full, PyTorch's over all logits at once; chunked, its temporaries for a part
-    of the tokens only (torchtune CEWithChunkedOutputLoss); fused with the head, which keeps no
-    logits (Liger, Cut Cross-Entropy); auto: the framework's."""
-    loss_chunks: Degree = 8
-    """Parts of a chunked or fused cross-entropy."""
+    of the tokens only (torchtune CEWithChunkedOutputLoss); recomputed, each part under a checkpoint
+    of its own, which keeps no logits (TRL's chunked loss); fused with the head, which makes
+    gradients in forward and keeps no logits (Liger); in-place, a kernel that writes the gradient
+    over all logits (unsloth, fms-acceleration); auto: the framework's."""
+    loss_chunks: Count = 0
+    """Parts of a chunked, recomputed or fused cross-entropy; 0: 8 of a chunked one, parts of 256
+    tokens of a recomputed one, Liger's own number of a fused one."""
     compiled_loss: bool = False
     """The cross-entropy is compiled (torch.compile): what is fp32 lives inside its kernels, and
     the logits themselves are kept for backward."""
@@ -110,8 +130,14 @@ class Training(Spec):
     (Composer's LanguageCrossEntropy and LanguagePerplexity are 2). Changes time alone."""
     lora_rank: Count = 0
     """Rank of low-rank adapters; 0 trains every weight."""
-    lora_targets: Targets = "all"
-    """Which linear layers get adapters."""
+    lora_targets: str = "all"
+    """Which linear layers get adapters: all, attention, mlp, or names of projections joined by +
+    (q+v; PEFT's q_proj+v_proj)."""
+    lora_dtype: Literal["auto", "base", "fp32"] = "auto"
+    """Type of adapters: the base's, or fp32 (PEFT's autocast_adapter_dtype over a 16-bit base);
+    auto: fp32 under autocast, whose base then stays in 16 bits, else the base's."""
+    lora_dropout: bool = False
+    """Inputs of adapters are dropped out: each keeps its own, and a mask."""
     base_bits: Bits = 16
     """Bits of a frozen base weight under LoRA (4 for QLoRA)."""
     deterministic: bool = False
@@ -147,11 +173,21 @@ class Training(Spec):
                 f"lora_targets {self.lora_targets} changes nothing: no adapter is trained",
                 "add --lora-rank 16, or drop --lora-targets",
             )
+        if (self.lora_dropout or self.lora_dtype != "auto") and not self.lora_rank:
+            what = "lora_dropout" if self.lora_dropout else f"lora_dtype {self.lora_dtype}"
+            raise SpecError(
+                f"{what} changes nothing: no adapter is trained", "add --lora-rank 16, or drop it"
+            )
         if self.base_bits < 16 and not self.lora_rank:
             raise SpecError(
                 f"base_bits {self.base_bits} is of a frozen base, but no adapter is trained",
                 "add --lora-rank 16, or drop base_bits",
             )
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names in ``lora_targets``."""
+        return tuple(word.strip() for word in self.lora_targets.replace(",", "+").split("+"))
 
     def _check_offload(self) -> None:
         for module in self.offload_modules:

@@ -58,7 +58,8 @@ def test_plain_orders_agree_with_the_schedules(
 
 
 def test_full_recompute_of_the_last_stage_peaks_in_the_loss() -> None:
-    result = report("llama-3-8b", policies=("full",), workload={"seq": 8192})
+    work = {"seq": 8192, "global_batch": 4}
+    result = report("llama-3-8b", policies=("full",), workload=work)
     assert "logits" in result.stages[0].peak_at
 
 
@@ -258,12 +259,11 @@ def test_first_gradients_are_those_of_all_parameters_once(name: str) -> None:
 
 def test_the_head_s_backward_makes_a_tied_table_s_gradient() -> None:
     """Gemma 2 2B: in backward of the loss no gradient exists yet, and none is owed twice."""
-    run = {"policies": ("full",), "workload": {"seq": 2304}, "device": "rtx-4090"}
+    run = {"policies": ("full",), "workload": {"seq": 2304}}
     stage = report("gemma-2-2b", **run).stages[0]
     assert "head and loss" in stage.peak_at
     assert stage.gradients_bytes == 0
     assert stage.gradients_absent_bytes == stage.gradients_full_bytes == 2 * stage.parameters
-    assert stage.fits is False
 
 
 def test_only_gradients_that_keep_their_buffers_stay_between_steps() -> None:

@@ -41,8 +41,15 @@ def random_ends(rng: random.Random, layers: int) -> Ends:
 
     before = tuple(part() for _ in range(rng.randint(0, 1)))
     after = tuple(part() for _ in range(rng.randint(0, 2)))
-    lacking = accumulate(rng.randint(0, 15) for _ in range(len(before) + layers + len(after)))
-    return Ends(before, after, tuple(lacking) if rng.random() < 0.5 else ())
+    count = len(before) + layers + len(after)
+    lacking = accumulate(rng.randint(0, 15) for _ in range(count))
+    early = tuple(rng.randint(-10, 10) for _ in range(count))
+    return Ends(
+        before,
+        after,
+        tuple(lacking) if rng.random() < 0.5 else (),
+        early if rng.random() < 0.5 else (),
+    )
 
 
 def random_moments(rng: random.Random, chunks: int) -> tuple[Moment, ...]:
@@ -67,7 +74,6 @@ def random_stage(rng: random.Random) -> StageProblem:
             tuple(random_ends(rng, len(row)) for row in layers),
             base=rng.randint(0, 20),
             floor=rng.randint(0, 60),
-            absent_forward=rng.randint(0, 10),
         )
         for _ in range(rng.randint(1, 2))
     )
@@ -94,12 +100,12 @@ def by_hand(gpu: Gpu, rows: list[list[Way]]) -> int:
             continue
         own = parts[chunk]
         if not own:
-            totals.append(gpu.base + every - (gpu.absent_forward if kind == "F" else 0))
+            totals.append(gpu.base + every)
         for j, part in enumerate(own):
             rest = gpu.base + every - sum(p.stored for p in own[j:])
-            absent = gpu.chunks[chunk].absent
+            absent, early = gpu.chunks[chunk].absent, gpu.chunks[chunk].absent_forward
             if kind == "F":
-                totals.append(rest + part.forward - gpu.absent_forward)
+                totals.append(rest + part.forward - (early[j] if early else 0))
             else:
                 totals.append(rest + part.backward - (absent[j] if absent else 0))
     return max(totals)

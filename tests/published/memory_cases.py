@@ -35,6 +35,8 @@ CAUSES = {
         "attention runs in CUDA graphs, whose static pools micro-batches share"
     ),
     "titan/T4": "reserved; buffers of asynchronous tensor parallelism are not modelled",
+    "titan/T1": "reserved: what the allocator has taken and cannot use again comes on top",
+    "ao-f8nc": "reserved, as torchtitan's other figures",
     "bridge-rc": "the recipe's type of gradients is not published; 16-bit ones would explain it",
     "bloom/h13824-84/n48-dp8-tp8-pp6-mbs2": (
         "most likely a typo of the source: twice the micro-batch is printed with 56 GB"

@@ -12,7 +12,7 @@ from typing import Any
 from actcalc.answers.explain.term import HU, ZERO, ZERO_OFFLOAD, Body, Term, gb
 from actcalc.errors import SpecError
 from actcalc.io.devices import load_device
-from actcalc.layers.adapters import targeted
+from actcalc.layers.adapters import adapts
 from actcalc.memory.stage import StageMemory
 from actcalc.memory.states import States
 from actcalc.run.staged import StagedRun
@@ -119,9 +119,12 @@ def _lora(staged: StagedRun) -> Body:
         f"W stays frozen; W + BA with B (out x r) and A (r x in) trains r·(in + out) numbers of a "
         f"matrix, r = {rank}:"
     )
-    layer = StagedRun(plain).main.graph
+    untuned = StagedRun(plain)
+    layer = untuned.main.graph
     for op in layer.ops:
-        if op.kind != "linear" or not op.weights or not targeted(op.group, tuned.training):
+        if op.kind != "linear" or not any(
+            adapts(untuned.graph, op, weight, tuned.training) for weight in op.weights
+        ):
             continue
         shape = [int(dim.value(graph.sizes)) for dim in op.weights[0].shape]
         if len(shape) == 2:

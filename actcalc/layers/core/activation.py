@@ -30,6 +30,8 @@ class Activation:
     made: list[str] = field(default_factory=list)
     saves: list[str] = field(default_factory=list)
     keeps_result: bool = False
+    both: bool = False
+    """It ends with a product of two tensors that both need gradients: one more in backward."""
 
     def make(self, what: str, dtype: DType | None = None) -> str:
         """Make a tensor of the result's shape."""
@@ -73,6 +75,7 @@ def _gelu_new(a: Activation) -> None:
     a.keep("tanh")
     a.keep("one_plus_tanh")
     a.keep("half_x", half)
+    a.both = True
 
 
 def _gelu_fast(a: Activation) -> None:
@@ -80,12 +83,14 @@ def _gelu_fast(a: Activation) -> None:
     a.saves.append(a.source)
     for what in ("scaled_x", "poly_x", "poly", "tanh", "one_plus_tanh", "half_x"):
         a.keep(what)
+    a.both = True
 
 
 def _quick_gelu(a: Activation) -> None:
     """``x sigmoid(1.702 x)``: both factors; sigmoid keeps its result."""
     a.saves.append(a.source)
     a.keep("sigmoid")
+    a.both = True
 
 
 def _relu2(a: Activation) -> None:

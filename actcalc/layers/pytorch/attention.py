@@ -11,6 +11,7 @@ from actcalc.layers.core.norm import norm
 from actcalc.layers.pytorch.core import Core, attend
 from actcalc.layers.pytorch.heads import GROUP, MODULE, Heads
 from actcalc.layers.pytorch.linear import linear
+from actcalc.layers.pytorch.parallel import scattered
 from actcalc.layers.pytorch.rotary import rotate
 from actcalc.specs import LayerKind
 
@@ -80,10 +81,11 @@ def _scaled(g: GraphBuilder, ctx: Context, q: Heads) -> Heads:
 
 def close(g: GraphBuilder, ctx: Context, context: str) -> str:
     """Append the output projection of the heads' context."""
-    return linear(
+    branch = linear(
         g, ctx, "out", GROUP, context,
         inside=ctx.q_width, outside=ctx.h, bias=ctx.model.out_bias, modules=MODULE,
     )  # fmt: skip
+    return scattered(g, ctx, "attention", GROUP, branch, MODULE)
 
 
 def project(g: GraphBuilder, ctx: Context, source: str) -> Triple:
@@ -110,8 +112,9 @@ def project(g: GraphBuilder, ctx: Context, source: str) -> Triple:
             )
             for part, width in (("q", ctx.q_width), ("k", ctx.kv_width), ("v", ctx.kv_width))
         ]  # fmt: skip
-    q = Heads(names[0], symbol("a"), model.heads, ctx.d, sliced=model.packed_qkv)
-    kv = replace(q, heads=ctx.kv_heads, count=model.kv_heads)
+    tp = ctx.layout.tp
+    q = Heads(names[0], ctx.heads, model.heads // tp, ctx.d, sliced=model.packed_qkv)
+    kv = replace(q, heads=ctx.kv_heads, count=model.kv_heads // tp)
     return q, replace(kv, storage=names[1]), replace(kv, storage=names[2])
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from actcalc.errors import SpecError
-from actcalc.layers.core.algebra import ONE, Expr
+from actcalc.layers.core.algebra import ONE, Expr, product
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import DType, GraphBuilder, Weight
 from actcalc.layers.core.ops import dropout, softcap
@@ -188,7 +188,13 @@ def softmax(
     wide = ctx.kernel("softmax") == "fp32"
     kept = DType.FP32 if wide or ctx.autocast else ctx.act
     probs = g.tensor("probs", shape, kept)
-    g.op("softmax", "softmax", GROUP, inputs, [probs], saves=[*filled, probs], modules=CORE)
+    # A kernel of its own reads fp16 and writes fp32; bf16 is copied, and so is the gradient back
+    # (ATen SoftMax.cpp softmax, derivatives.yaml _softmax).
+    copies = product(shape) if kept is DType.FP32 and g.dtype(scores) is DType.BF16 else ONE * 0
+    g.op(
+        "softmax", "softmax", GROUP, inputs, [probs], saves=[*filled, probs], modules=CORE,
+        forward_scratch=copies * 4, backward_scratch=copies * 2,
+    )  # fmt: skip
     if wide and ctx.act is not DType.FP32:
         cast = g.tensor("probs_cast", shape, ctx.act)
         g.op("softmax_cast", "copy", GROUP, [probs], [cast], modules=CORE)

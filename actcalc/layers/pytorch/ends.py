@@ -12,6 +12,7 @@ from actcalc.layers.core.norm import norm
 from actcalc.layers.core.ops import EMBEDDING_SCOPE, dropout, softcap
 from actcalc.layers.pytorch.linear import linear
 from actcalc.layers.pytorch.mlp import activate
+from actcalc.layers.pytorch.parallel import gathered, scattered
 
 
 def embedding_graph(ctx: Context) -> Graph:
@@ -90,7 +91,7 @@ def _look_up(g: GraphBuilder, ctx: Context) -> tuple[str, str]:
     ids = g.tensor("token_ids", (ctx.b, ctx.s), DType.INT64)
     width = _table_width(ctx)
     inner = width if _projects_last(ctx) else ctx.h
-    weights = [Weight("token_embedding", (symbol("v"), width), scope=EMBEDDING_SCOPE)]
+    weights = [Weight("token_embedding", (symbol("v") / ctx.t, width), scope=EMBEDDING_SCOPE)]
     made, saves = [], []
     if model.max_positions:
         rows = _position_rows(ctx)
@@ -107,6 +108,7 @@ def _look_up(g: GraphBuilder, ctx: Context) -> tuple[str, str]:
     saves += made
     out = g.tensor("embedded", (ctx.b, ctx.s, width), ctx.residual)
     g.op("embedding", "embedding", "embedding", [ids], [out, *made], saves=saves, weights=weights)
+    out = scattered(g, ctx, "embedding", "embedding", out)
     if width != inner:
         out = linear(g, ctx, "embedding_projection", "embedding", out, inside=width, outside=ctx.h)
     return ids, out
@@ -143,7 +145,7 @@ def head_graph(ctx: Context) -> Graph:
     """Final norm, output projection and loss."""
     model = ctx.model
     g = GraphBuilder("head")
-    stream = g.tensor("input", (ctx.b, ctx.s, ctx.h), ctx.residual)
+    stream = g.tensor("input", (ctx.b, ctx.s_region, ctx.h), ctx.residual)
     if model.final_norm:
         stream = norm(g, ctx, "final_norm", stream, group="head", modules=())
     if ctx.embedding_dropout and ctx.kernel("final_dropout") == "embedding":
@@ -178,7 +180,8 @@ def _predict(g: GraphBuilder, ctx: Context, stream: str) -> str:
     ``ForCausalLMLoss``); masked ones and encoder-decoders do neither, torchtitan upcasts only.
     """
     model = ctx.model
-    vocab = symbol("v")
+    vocab = symbol("v") / ctx.t
+    stream = gathered(g, ctx, "head", "head", stream)
     rule = ctx.kernel("loss") if model.head == "lm" else "plain"
     width = _table_width(ctx)
     if _narrow(ctx) and model.head == "lm":
@@ -209,6 +212,7 @@ def _loss(
     dims = tuple(shape)
     probs = g.tensor("log_probs", dims, dtype)
     kept = [probs]
+    kernel = "parallel" if ctx.tp else ""
     if ctx.autocast and not upcast:
         kept.append(g.tensor("log_probs_fp32", dims, DType.FP32))
         dtype = DType.FP32
@@ -218,5 +222,5 @@ def _loss(
         kept.append(g.tensor("labels", (ctx.b, ctx.s + extra), DType.INT64))
     kept.append(g.tensor("total_weight", (), dtype))
     loss = g.tensor("loss", (), dtype)
-    g.op("cross_entropy", "loss", "head", [logits], [*kept, loss], saves=kept)
+    g.op("cross_entropy", "loss", "head", [logits], [*kept, loss], saves=kept, kernel=kernel)
     return loss

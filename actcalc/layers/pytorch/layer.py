@@ -13,6 +13,7 @@ from actcalc.layers.pytorch.attention import attention
 from actcalc.layers.pytorch.mla import mla_attention
 from actcalc.layers.pytorch.mlp import feed_forward
 from actcalc.layers.pytorch.moe import moe
+from actcalc.layers.pytorch.parallel import gathered
 from actcalc.layers.pytorch.relative import relative_attention
 from actcalc.specs import LayerKind
 
@@ -20,7 +21,7 @@ from actcalc.specs import LayerKind
 def layer_graph(ctx: Context, kind: LayerKind) -> Graph:
     """The graph of one layer of ``kind``."""
     g = GraphBuilder(kind.label)
-    g.tensor("input", (ctx.b, ctx.s, ctx.h), ctx.residual)
+    g.tensor("input", (ctx.b, ctx.s_region, ctx.h), ctx.residual)
     return g.build("input", _body(g, ctx, kind, "input"))
 
 
@@ -91,13 +92,16 @@ def _parallel(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> st
 
 
 def _attend(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
+    source = gathered(g, ctx, "attention", "attention", source, ("attention",))
     if ctx.model.mla:
         return mla_attention(g, ctx, kind, source)
     return attention(g, ctx, kind, source)
 
 
 def _feed(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
-    return moe(g, ctx, source) if kind.mlp == "moe" else feed_forward(g, ctx, source)
+    if kind.mlp == "moe":
+        return moe(g, ctx, source)
+    return feed_forward(g, ctx, gathered(g, ctx, "mlp", "ffn", source, ("mlp",)))
 
 
 def _add(g: GraphBuilder, ctx: Context, what: str, branch: str, stream: str, out: str) -> str:

@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from actcalc.errors import SpecError
 from actcalc.layers.core.activation import TRANSFORMERS, Activation
 from actcalc.layers.core.algebra import Expr
+from actcalc.layers.core.algebra import product as elements
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import GraphBuilder
 from actcalc.layers.core.ops import dropout, promoted
 from actcalc.layers.pytorch.linear import linear
+from actcalc.layers.pytorch.parallel import scattered
 
 GROUP = "ffn"
 MODULE = ("mlp",)
@@ -40,6 +42,7 @@ def activate(
     saves = [*a.saves, out] if a.keeps_result else a.saves
     g.op(
         name, "activation", group, [source], [out, *a.made], saves=saves, modules=modules,
+        backward_scratch=elements(dims) * a.dtype.itemsize if a.both else 0,
         source="transformers/activations.py",
     )  # fmt: skip
     return out
@@ -78,7 +81,7 @@ def feed_forward(
     are views of it, so that the whole output stays for the activation's input.
     """
     model = ctx.model
-    wide = ctx.ffn_whole if width is None else width
+    wide = ctx.ffn if width is None else width
     biased = model.mlp_bias if bias is None else bias
     rows = (ctx.b, ctx.s)
     hidden = (*rows, wide)
@@ -100,7 +103,8 @@ def feed_forward(
         active = product(g, f"{prefix}gated", active, up, hidden, modules=modules)
     if ctx.workload.dropout and model.activation_dropout > 0:
         active = dropout(g, f"{prefix}activation_dropout", GROUP, active, modules=modules)
-    return linear(
+    branch = linear(
         g, ctx, f"{prefix}fc2", GROUP, active,
         inside=wide, outside=ctx.h, bias=biased, modules=modules,
     )  # fmt: skip
+    return scattered(g, ctx, f"{prefix}mlp", GROUP, branch, modules)

@@ -171,6 +171,26 @@ def _interleaved(shape: Shape, stage: int) -> Ints:
     return np.concatenate([forward[:warm], pairs, backward[steady:]])
 
 
+def _interleaved_zb(shape: Shape, stage: int) -> Ints:
+    """Interleaved with weight gradients that lag by the rank of the stage.
+
+    torch.distributed.pipelining schedules.py ScheduleInterleavedZeroBubble, _get_1f1b_rank_ops: one
+    forward for each stage still to come before the first backward, where plain interleaving has
+    two; a weight gradient follows every input gradient from the lag on.
+    """
+    whole = _interleaved(shape, shape.pp - 1)
+    forward, inputs = whole[whole % _JOINED == F], whole[whole % _JOINED == B] + (I - B)
+    total, weights = len(forward), inputs + (W - I)
+    warm = min(shape.pp - stage - 1 + (shape.chunks - 1) * shape.group, total)
+    parts = [forward[:warm]]
+    for at in range(total):
+        parts.append(forward[warm + at : warm + at + 1])
+        parts.append(inputs[at : at + 1])
+        parts.append(weights[at - stage : at - stage + 1] if at >= stage else weights[:0])
+    parts.append(weights[max(0, total - stage) :])
+    return np.concatenate(parts)
+
+
 def _zb_v(shape: Shape, stage: int) -> Ints:
     p, r = shape.pp, stage
     # shorter steps run the order of 2p - 1 microbatches with the missing ones left out
@@ -239,6 +259,7 @@ def _dual(ranks: int, rank: int, count: int, swapped: bool) -> Ints:
 BUILDERS: Mapping[str, Callable[[Shape, int], Ints]] = {
     "1f1b": _one_f_one_b,
     "interleaved": _interleaved,
+    "interleaved-zb": _interleaved_zb,
     "gpipe": _gpipe,
     "zb-h1": _zb_h1,
     "zb-v": _zb_v,

@@ -1,0 +1,237 @@
+"""What exists beside activations while a part of a chunk runs: gradients so far, gathered weights.
+
+Gradients come to exist as backward goes through the parts. Where weights are sharded
+(``torch.distributed.fsdp.fully_shard``), they are gathered unit by unit, and a unit's gradients are
+whole until they are reduced. All of that belongs to moments, and none of it to every moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import NamedTuple
+
+from actcalc.memory.parts import EMBEDDING, HEAD, Part
+from actcalc.memory.states import Parameters, packed_bytes, packs
+from actcalc.specs.recipes import Recipe
+from actcalc.specs.training import Training
+
+
+class Around(NamedTuple):
+    """Bytes beside activations and working set at one moment."""
+
+    gradients: int = 0
+    """Summed gradients that exist, of those that the step ends with."""
+    gathered: int = 0
+    """Weights gathered from their shards, on the way or in use, and copies that autocast keeps."""
+    unreduced: int = 0
+    """Gradients beside those: whole ones of a unit before they are reduced, a tied table's first
+    one that waits for the second, and copies in the type in which they are reduced."""
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.gradients + self.gathered + self.unreduced
+
+
+class Both(NamedTuple):
+    """What is around one occurrence of a part in forward and in backward."""
+
+    forward: Around
+    backward: Around
+
+
+class Sharding(NamedTuple):
+    """How weights are sharded in units (fully_shard), and in which types they move."""
+
+    rules: Recipe
+    training: Training
+    ranks: int
+    """Ranks over which a unit is sharded."""
+    root: bool
+    """Embedding and head are one unit, which stays gathered from beginning to end."""
+    stays: bool
+    """Units stay gathered from forward to backward (reshard_after_forward is false)."""
+    whole: bool
+    """Gradients of several micro-batches are summed whole, and reduced after the last."""
+
+    @property
+    def ahead(self) -> bool:
+        """The next unit is gathered while one is in use."""
+        return self.training.prefetch and not self.stays
+
+    def gathered(self, parameters: Parameters) -> int:
+        """Bytes of gathered weights: quantised ones travel as they are."""
+        return sum(
+            packed_bytes(group, self.training)
+            + self.rules.gathered
+            * (group.parameters - (group.packed if packs(self.training) else 0))
+            for group in (parameters.dense, parameters.expert)
+        )
+
+
+def plain(
+    parts: Sequence[Part],
+    made: Sequence[tuple[int, int]],
+    gradient: float,
+    full: int,
+    *,
+    persistent: bool,
+    waiting: int = 0,
+) -> list[Both]:
+    """Around every occurrence of the parts where weights are whole.
+
+    ``full`` bytes of gradients exist at all times where they persist; ``gradient`` is the bytes of
+    one parameter's, ``made`` what :func:`actcalc.memory.peaks.first_gradients` says of the parts.
+    ``waiting`` bytes are a tied table's gradient of this micro-batch, from the head's backward on.
+    """
+    found: list[Both] = []
+    lacking = cast = 0
+    for part, (own, shared) in zip(parts, made, strict=True):
+        for index in range(part.count):
+            cast += part.casts
+            lacking += own + (shared if index == part.count - 1 else 0)
+            absent = 0 if persistent else round(lacking * gradient)
+            more = waiting if persistent and part.name != HEAD else 0
+            forward = Around(full if persistent else 0, gathered=cast)
+            found.append(Both(forward, Around(full - absent, unreduced=more)))
+    return found
+
+
+class _Unit(NamedTuple):
+    """One occurrence of a part: its weights, gathered, and its trained parameters."""
+
+    part: Part
+    weights: int
+    trained: int
+    last: int
+    """Parameters of the largest weight, taken to be the last whose gradient is dropped."""
+
+    @classmethod
+    def of(cls, part: Part, rule: Sharding) -> _Unit:
+        layers = max(1, part.layers)
+        own = part.parameters
+        trained = own.dense.trained + own.expert.trained
+        return cls(part, rule.gathered(own) // layers, trained // layers, part.largest)
+
+
+class Units:
+    """The units of one chunk of parts, in order; equal layers one by one."""
+
+    def __init__(self, parts: Sequence[Part], rule: Sharding) -> None:
+        self.parts = tuple(parts)
+        self.rule = rule
+        self.each = [_Unit.of(part, rule) for part in parts for _ in range(part.count)]
+        ends = [unit for unit in self.each if unit.part.first < 0] if rule.root else []
+        # a table that embedding and head share is gathered, and has its gradient, once
+        self.root, self.root_trained = _once(ends)
+        self.head_trained = sum(u.trained for u in ends if u.part.name == HEAD)
+
+    def _own(self, at: int) -> bool:
+        """Whether an occurrence is a unit of its own."""
+        return not (self.rule.root and self.each[at].part.first < 0)
+
+    def _next(self, at: int, step: int) -> _Unit | None:
+        at += step
+        while 0 <= at < len(self.each):
+            if self._own(at):
+                return self.each[at]
+            at += step
+        return None
+
+    def _flat(self, at: int) -> int:
+        """The message with the weights that backward needs next."""
+        before = self._next(at, -1)
+        return before.weights if before is not None and self.rule.ahead else 0
+
+    def _message(self, at: int) -> int:
+        """The gradients that the unit before, in backward's order, is reducing."""
+        after = self._next(at, +1)
+        if after is None:
+            return 0
+        return self.rule.rules.reduced * after.trained
+
+    def around(self, at: int, plainly: Both) -> Both:
+        """What is around one occurrence, beside the gradients that ``plainly`` says."""
+        unit, rule, own = self.each[at], self.rule, self._own(at)
+        cast = plainly.forward.gathered
+        if rule.whole:
+            # FSDP's hooks neither reshard nor reduce before the last micro-batch's backward
+            # (pipelining/stage.py backward_maybe_with_nosync): shards have no gradients until then
+            found = Around(0, self.all_gathered, self.all_summed)
+            return Both(found._replace(gathered=found.gathered + cast), found)
+        here = unit.weights if own else 0
+        if rule.stays:
+            here = sum(u.weights for i, u in enumerate(self.each[: at + 1]) if self._own(i))
+        head = unit.part.name == HEAD
+        forward = self.root + here + (unit.weights if own and not head else 0)
+        backward = self.root + here
+        unreduced = 0
+        if not head:
+            backward += self._flat(at)
+            unreduced = self._message(at) + rule.rules.gathered * self.head_trained
+        elif rule.root:
+            backward += self._flat(at)
+        return Both(
+            plainly.forward._replace(gathered=cast + forward),
+            plainly.backward._replace(gathered=backward, unreduced=unreduced),
+        )
+
+    @cached_property
+    def all_gathered(self) -> int:
+        """Bytes of all units, gathered."""
+        return self.root + sum(u.weights for i, u in enumerate(self.each) if self._own(i))
+
+    @cached_property
+    def all_summed(self) -> int:
+        """Bytes of all gradients in the type in which they are summed, whole."""
+        own = sum(u.trained for i, u in enumerate(self.each) if self._own(i))
+        return self.rule.rules.reduced * (own + self.root_trained)
+
+    def reducing(self) -> tuple[Part, ...]:
+        """The parts, with the moments at which embedding's and head's units reduce gradients.
+
+        Whole gradients and their copy in the type that is reduced; then, of the gradients, the last
+        one alone, and the reduced shard (``_fsdp_collectives.py foreach_reduce``). Activations of
+        the part are gone by then, and so is what was gathered for it. The head is gathered alone
+        while the loss runs.
+        """
+        if self.rule.whole:
+            return self.parts
+        found, at = [], 0
+        for part in self.parts:
+            found.append(self._reducing(part, at) if part.first < 0 else part)
+            at += part.count
+        return tuple(found)
+
+    def _reducing(self, part: Part, at: int) -> Part:
+        rules, rule = self.rule.rules, self.rule
+        trained = self.root_trained if rule.root else self.each[at].trained
+        last = max(u.last for u in self.each if u.part.first < 0) if rule.root else part.largest
+        shard = rules.reduced * -(-trained // rule.ranks)
+        copied = (rules.gathered + rules.reduced) * trained
+        reduced = rules.reduced * trained + rules.gathered * last + shard
+        gone = self.around(at, Both(Around(), Around())).backward
+        ahead = self._flat(at)
+        if part.name == HEAD and not rule.root:
+            later = max(copied, reduced) + ahead - gone.gathered
+            rest = part.backward_rest + ahead
+            return replace(part, backward=max(part.backward, rest, later))
+        if part.name == EMBEDDING:
+            later = max(copied, reduced) - gone.gathered - gone.unreduced
+            return replace(part, backward=max(part.backward, later))
+        return part
+
+
+def _once(ends: Sequence[_Unit]) -> tuple[int, int]:
+    """Gathered bytes and trained parameters of embedding and head, a tied table once."""
+    known: set[str] = set()
+    weights = trained = 0
+    for unit in ends:
+        shared = sum(count for scope, count in unit.part.trained.shared if scope in known)
+        known |= {scope for scope, _ in unit.part.trained.shared}
+        each = unit.weights // max(1, unit.part.parameters.total)
+        weights += unit.weights - each * shared
+        trained += unit.trained - shared
+    return weights, trained
