@@ -60,7 +60,7 @@ def explain(
     free = all(getattr(options, field) is None for field in _GRID)
     if model is None and free:
         options = replace(options, **row.layout)
-    run = options.run(source(model or row.model))
+    run = options.run(source(model or row.model, options.from_))
     result = explain_term(term, run)
     result = replace(result, lines=(*result.lines, *run.warnings))
     emit(lambda: explain_sheets(result), result.document, output)
@@ -83,11 +83,11 @@ def _overhead(
         if given:
             options = replace(options, tp=8, micro_batch=4)
     if options.device is None:
-        origin = source(model or "gpt-22b")
+        origin = source(model or "gpt-22b", options.from_)
         if origin.device is None:
             assumed.append("No --device given: an A100, as in the paper.")
             options = replace(options, device="a100-80gb")
-    run = options.run(source(model or "gpt-22b"))
+    run = options.run(source(model or "gpt-22b", options.from_))
     result = explain_term(term, run, timing.shares(run))
     result = replace(result, lines=(*result.lines, *assumed, *run.warnings))
     emit(lambda: explain_sheets(result), result.document, output)

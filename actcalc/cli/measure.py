@@ -141,7 +141,7 @@ def _of_model(model: str, options: RunOptions, keep_layer: bool) -> tuple[Measur
     real = options.device == "cuda"
     options = replace(options, device=None)
     try:
-        origin = source(model)
+        origin = source(model, options.from_)
     except SpecError as error:
         config = _refused(model)
         if config is None:

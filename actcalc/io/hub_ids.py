@@ -99,7 +99,8 @@ def fetched_config(text: str) -> Path:
     """
     if os.environ.get("HF_HUB_OFFLINE", "").strip().lower() in ("1", "true", "yes", "on"):
         raise SpecError(
-            f"{text} is no preset, is not in the cache at {_cache()}, and HF_HUB_OFFLINE is set",
+            f"{text} is no file, no preset, not in the cache at {_cache()}, and HF_HUB_OFFLINE is "
+            "set",
             "give its config.json, or unset HF_HUB_OFFLINE",
         )
     try:
@@ -107,8 +108,8 @@ def fetched_config(text: str) -> Path:
         from huggingface_hub.utils import logging
     except ImportError as error:
         raise MissingExtraError(
-            f"{text} is no preset and not in the local cache; fetching its config.json needs the "
-            "extra hub",
+            f"{text} is no file, no preset and not in the local cache; fetching its config.json "
+            "needs the extra hub",
             "pip install 'actcalc[hub]', or give its config.json"
             + (f"; {close}" if (close := suggestion(text.split("/")[-1], _models())) else ""),
         ) from error
@@ -120,7 +121,8 @@ def fetched_config(text: str) -> Path:
         return Path(hf_hub_download(text, "config.json", etag_timeout=10))
     except Exception as error:
         raise SpecError(
-            f"the hub gives no config.json of {text} ({type(error).__name__})",
+            f"{text} is no file here, and the hub gives no config.json of it "
+            f"({type(error).__name__})",
             "check the id (HF_TOKEN opens gated models), or give its config.json",
         ) from None
 

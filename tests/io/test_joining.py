@@ -90,6 +90,15 @@ def test_from_forces_a_kind(tmp_path):
     assert resolve(source(str(path), "trl")).policies == ("full",)
 
 
+def test_from_is_never_ignored(tmp_path, cli):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "a.json").write_text('{"per_device_train_batch_size": 2}')
+    both = [tmp_path / "a.json", tmp_path / "config.json"]
+    assert cli("memory", *both, "--from", "trl", "--json").json["policy"] == "full"
+    assert "--from" in cli("memory", "gpt2", "--from", "trl").err
+    assert "--from" in cli("explain", "34", "gpt2", "--from", "trl").err
+
+
 def test_an_unknown_vocabulary_can_be_given(tmp_path, cli):
     path = tmp_path / "run.sh"
     path.write_text(SCRIPT.replace("--vocab-size 128", "--tokenizer-type HuggingFaceTokenizer "

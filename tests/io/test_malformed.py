@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+import time
 
 import pytest
 
@@ -161,3 +162,31 @@ def test_parts_that_contradict_are_refused(files, words, cli, tmp_path):
 
 def test_an_unknown_kind_is_refused(cli):
     check_refusal(cli("memory", "gpt2", "--from", "axolotle"), ["axolotle", "axolotl"])
+
+
+BOMBS = {
+    "text": "A=aaaaaaaaaa\n" + "A=$A$A\n" * 60,
+    "appended": "A=aaaaaaaaaa\n" + "A+=$A\n" * 10_000,
+    "array": 'A=("" "")\n' + 'A=("${A[@]}" "${A[@]}")\n' * 60,
+    "appended array": "A=(a b)\n" + 'A+=("${A[@]}")\n' * 200,
+    "nested defaults": "A=" + "${X:-" * 3000 + "}" * 3000 + "\n",
+    "nested quotes": "A=" + '"$(' * 3000 + ')"' * 3000 + "\n",
+    "nested conditions": "if true; then\n" * 3000 + "fi\n" * 3000,
+    "arithmetic": "A=$((9" + "**9" * 90 + "))\n",
+    "long line": "a" * 300_000 + ":" * 300_000 + " .. \n",
+    "many dots": ("x" * 50 + " .... ") * 20_000 + "\n",
+    "many brackets": "A=" + "$(" * 100_000 + "\n",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_harmless(name, cli, tmp_path):
+    """Within seconds: an error, or a run of what is left."""
+    launch = "torchrun p.py --num-layers 2 --hidden-size 64 --num-attention-heads 2 --bf16 $A\n"
+    path = tmp_path / "run.sh"
+    path.write_text(BOMBS[name] + launch)
+    start = time.monotonic()
+    outcome = cli("memory", path)
+    assert time.monotonic() - start < 20
+    assert outcome.code in (0, 2)
+    assert "internal error" not in outcome.err

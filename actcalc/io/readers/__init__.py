@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from actcalc.errors import SpecError
-from actcalc.io import presets
 from actcalc.io.readers.combine import Read, runs
 from actcalc.io.readers.document import STDIN, Document, document
 from actcalc.io.readers.kinds import kind_called, read_document, scripts
@@ -27,8 +26,10 @@ def read(texts: Sequence[str], kind: str | None = None) -> list[Source]:
         kind_called(kind)
     if list(texts).count(STDIN) > 1:
         raise SpecError("standard input is named twice", "name - once")
-    found = [_named(text) if kind is None or _is_name(text) else None for text in texts]
+    found = [_named(text) for text in texts]
     files = [text for text, each in zip(texts, found, strict=True) if each is None]
+    if kind is not None and not files:
+        raise SpecError(f"--from {kind} reads files, and none is named", "drop --from")
     documents = {}
     for text in files:
         if Path(text).is_dir():
@@ -57,10 +58,6 @@ def read_text(name: str, text: str, model: Source) -> Source:
     beside = [Read(model.name, "a model", model, model=True)] if found.names_only else []
     (run,) = runs([found, *beside])
     return run
-
-
-def _is_name(text: str) -> bool:
-    return presets.exists("models", text) or presets.exists("runs", text)
 
 
 def _named(text: str) -> Read | None:

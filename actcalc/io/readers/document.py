@@ -101,6 +101,10 @@ def document(name: str) -> Document:
             raise SpecError("standard input is not text", "pipe a text file into it") from error
     path = Path(name)
     _refuse_binary(path)
+    if path.suffix.lower() in (".log", ".out") and path.is_file():
+        with path.open("rb") as stream:  # a log's arguments come first
+            head = stream.read(MAX_BYTES)
+        return Document(name, head.decode("utf-8", "replace"), path.resolve().parent)
     return Document(name, read_text(path), path.resolve().parent)
 
 

@@ -107,9 +107,9 @@ def read_document(doc: Document, kind: str | None) -> Read:
     """What one file is and says; ``SpecError`` with what it is where that is no run."""
     if kind in (None, "megatron") and doc.form == "text" and megatron.is_printed(doc.text):
         return Read(doc.name, "a log of Megatron", part=megatron.read_printed(doc))
-    if kind is not None:
-        return _forced(doc, kind)
     data = doc.mapping
+    if kind is not None and not (data and _is_config(data)):
+        return _forced(doc, kind)
     if data is None:
         _refuse_text(doc)
         data = doc.data  # raises what is wrong with it
@@ -240,9 +240,9 @@ def scripts(documents: Sequence[Document], kind: str | None) -> dict[str, Read |
     found = [_one_line(doc) for doc in documents if is_script(doc)]
     result: dict[str, Read | None] = {}
     held: list[Document] = []
-    for doc in found:
+    for doc in found if len(found) > 1 else ():
         script = follow(doc.text, doc.name)
-        if not any(launch.program for launch in launches(script, doc.text)) and len(found) > 1:
+        if not any(launch.program for launch in launches(script, doc.text)):
             held.append(doc)
     for doc in found:
         if doc in held and len(held) < len(found):

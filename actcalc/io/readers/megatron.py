@@ -13,7 +13,7 @@ from actcalc.io.megatron.options import plain
 from actcalc.io.readers.document import Document
 from actcalc.io.readers.part import Part, dotted
 
-_PRINTED = re.compile(r"^(?:.*?[\]:]\s*)?\s*([A-Za-z][A-Za-z0-9_]*) \.{2,} (.*?)\s*$", re.M)
+_PRINTED = re.compile(r"(?:^|[\]:]) *([A-Za-z][A-Za-z0-9_]{0,80}) \.{2,} (.*)$")
 """A line of the block that Megatron prints: a name, dots, its value; ranks may stand before it."""
 
 SLIME = (
@@ -97,15 +97,22 @@ def _slime(options: dict[str, Any]) -> None:
             options["seq-length"] = int(longest)
 
 
+def _pairs(text: str) -> list[tuple[str, str]]:
+    """Names and values of the block, in the order of their lines."""
+    lines = (line for line in text[:400_000].splitlines() if " .." in line and len(line) < 2000)
+    found = (_PRINTED.search(line.rstrip()) for line in lines)
+    return [(match[1], match[2].strip()) for match in found if match]
+
+
 def is_printed(text: str) -> bool:
     """Whether a text holds the block of arguments that Megatron prints when it starts."""
-    return len(_PRINTED.findall(text[:400_000])) >= 20
+    return len(_pairs(text)) >= 20
 
 
 def printed(text: str) -> dict[str, Any]:
     """The arguments of the first such block, with the types that they print as."""
     found: dict[str, Any] = {}
-    for name, value in _PRINTED.findall(text[:400_000]):
+    for name, value in _pairs(text):
         if name in found:
             continue
         found[name] = _literal(value)

@@ -9,12 +9,16 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from actcalc.errors import SpecError
 from actcalc.io.readers.shell.arithmetic import integer
 
 MARK = "\x00"
 _LONGEST = 200_000
 _DEEPEST = 20
+_MOST_MADE = 500_000
+_MOST_WORDS = 20_000
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9]|[@*#?$!-]")
+_PLAIN, _QUOTED = re.compile(r"[^\\'\"`$]+"), re.compile(r"[^\\\"`$]+")
 _BRACED = re.compile(
     r"(#?)([A-Za-z_]\w*|[0-9]+|[@*#])(\[[^\]]*\])?(?:(:?[-=+?]|,,|\^\^|[%#/:]{1,2})(.*))?", re.S
 )
@@ -36,6 +40,7 @@ class Variables:
         self.arrays: dict[str, list[str]] = {}
         self.unknown: list[Unknown] = []
         self.depth = 0
+        self.made = 0
 
     def mark(self, what: str, line: int) -> str:
         """A mark that stands in a word for what is not known."""
@@ -78,19 +83,32 @@ class Variables:
         """The words that one written word becomes: unquoted values are split at blanks."""
         out = _Fields()
         self._expand(raw, line, out, quoted=False)
-        return out.done()
+        return self._counted(out)
 
     def joined(self, raw: str, line: int) -> str:
         """One text, as an assignment takes it."""
         out = _Fields()
         self._expand(raw, line, out, quoted=False, split=False)
-        return " ".join(out.done())
+        return " ".join(self._counted(out))
+
+    def _counted(self, out: _Fields) -> list[str]:
+        """The words made; ``SpecError`` once a script has made absurdly many."""
+        made = out.done()
+        self.made += len(made) + out.size
+        if self.made > _MOST_MADE:
+            raise SpecError("a script that expands to millions of words",
+                            "name the script that launches one run")  # fmt: skip
+        return made
 
     def _expand(
         self, raw: str, line: int, out: _Fields, *, quoted: bool, split: bool = True
     ) -> None:
         at = 0
         while at < len(raw):
+            if plain := (_QUOTED if quoted else _PLAIN).match(raw, at):
+                out.add(plain[0])
+                at = plain.end()
+                continue
             char = raw[at]
             if char == "\\" and at + 1 < len(raw):
                 keep = quoted and raw[at + 1] not in '$`"\\'
@@ -243,7 +261,7 @@ class _Fields:
             self.value(item, quoted)
 
     def close(self) -> None:
-        if self.open is not None:
+        if self.open is not None and len(self.made) < _MOST_WORDS:
             self.made.append(self.open)
         self.open = None
 

@@ -9,6 +9,7 @@ from actcalc.errors import SpecError
 
 MOST_TOKENS = 50_000
 _ASSIGNED = re.compile(r"[A-Za-z_]\w*\+?=")
+_PLAIN = re.compile(r"[^\s;|&<>()\\'\"`$]+")
 _OPERATORS = (";;", "&&", "||", "((", ";", "|", "&", "(", ")")
 
 
@@ -106,6 +107,9 @@ class _Lexer:
     def _word(self, line: int) -> Token:
         start = self.at
         while self.at < len(self.text):
+            if plain := _PLAIN.match(self.text, self.at):
+                self.at = plain.end()
+                continue
             char = self.peek()
             if char in " \t\n;|&<>)":
                 break

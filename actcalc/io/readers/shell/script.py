@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
 
+from actcalc.errors import SpecError
 from actcalc.io.readers.shell.arithmetic import integer
 from actcalc.io.readers.shell.expand import MARK, Variables
 from actcalc.io.readers.shell.lexer import Token, tokens
@@ -46,7 +47,10 @@ class Script:
 def follow(text: str, where: str, script: Script | None = None) -> Script:
     """Follow a script; ``script`` holds the variables of files that it would have read first."""
     script = script or Script()
-    _Follower(tokens(text, where), script, where).block("run", ())
+    try:
+        _Follower(tokens(text, where), script, where).block("run", ())
+    except RecursionError:
+        raise SpecError(f"{where}: nested too deeply", "name a plain launch script") from None
     return script
 
 
