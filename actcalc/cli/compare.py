@@ -84,8 +84,11 @@ def _compare_models(
 
 
 def _code(results: list[Comparison]) -> int:
-    """1 where a device holds none of the policies of any of them."""
-    fits = [policy.fits for result in results for policy in result.policies]
+    """1 where there were policies to choose from and the device holds none of them.
+
+    One policy alone is shown, not chosen: whether it fits is what ``memory`` and ``mfu`` answer.
+    """
+    fits = [p.fits for result in results if len(result.policies) > 1 for p in result.policies]
     return 1 if False in fits and True not in fits else 0
 
 
