@@ -88,8 +88,8 @@ def part_of(data: Mapping[str, Any], name: str) -> Part:
                                        f"{name}: optimizer.type")  # fmt: skip
         given |= field
         notes += told
-    if bucket := s.get("zero_optimization.reduce_bucket_size"):
-        given["training.bucket_elements"] = int(float(bucket))
+    if bucket := s.number("zero_optimization.reduce_bucket_size"):
+        given["training.bucket_elements"] = bucket
     shards = s.text("zero_optimization.mics_shard_size")
     if shards.isdigit() and int(shards) > 0:
         given["training.shards"] = int(shards)

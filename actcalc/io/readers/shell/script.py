@@ -303,9 +303,11 @@ class _Follower:
         return None
 
     def _writes(self, name: str, words: list[str], line: int, mode: Mode) -> None:
-        names = [words[2]] if name == "printf" and words[1:2] == ["-v"] else words[1:]
-        if name == "printf" and words[1:2] != ["-v"]:
-            return
+        names = words[1:]
+        if name == "printf":
+            if words[1:2] != ["-v"]:
+                return
+            names = words[2:3]
         if mode == "run":
             self.tell(f"{name} is not followed", line)
         for each in names:
@@ -335,8 +337,8 @@ class _Follower:
             return
         value = self.variables.joined(raw, line)
         if more and name in self.variables.arrays:
-            self.variables.arrays[name] = [self.variables.arrays[name][0] + value,
-                                           *self.variables.arrays[name][1:]]  # fmt: skip
+            first, *rest = self.variables.arrays[name] or [""]
+            self.variables.arrays[name] = [first + value, *rest]
             return
         self.variables.arrays.pop(name, None)
         self.variables.texts[name] = (self.variables.texts.get(name, "") if more else "") + value
