@@ -229,6 +229,8 @@ class StageMemory:
 
     def _whole_weights(self, stage: int, held: States) -> tuple[States, int]:
         """States of the fullest rank where whole weights are given to ranks, less the last's."""
+        if self.run.training.zero_redundancy:
+            return self._fullest(stage, held), 0
         if self.run.training.whole_weights == "none" or self.run.layout.zero != 1:
             return held, 0
         from actcalc.memory.layerwise import pieces, shares
@@ -245,6 +247,20 @@ class StageMemory:
             master=most.master,
         )
         return full, most.optimizer - every[-1].optimizer
+
+    def _fullest(self, stage: int, held: States) -> States:
+        """States of the fullest rank under torch's ZeroRedundancyOptimizer."""
+        from actcalc.memory.layerwise import largest_first, pieces
+
+        ranks = replicas(self.run.layout, self.run.training, expert=False, states=True)
+        sizes = [one.elements for one in pieces(self.graph, self.staged.graphs(stage))]
+        share = largest_first(sizes, ranks) * ranks / sum(sizes)
+        return replace(
+            held,
+            optimizer=round(held.optimizer * share),
+            master=round(held.master * share),
+            largest_state=round(held.largest_state * share),
+        )
 
     def _stepped(self, held: States, parts: Sequence[Part]) -> States:
         """States whose gradients are those of one part at a time, and never all of them."""

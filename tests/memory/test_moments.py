@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from actcalc.answers.memory import MemoryReport, memory_run
+from actcalc.errors import SpecError
 from actcalc.io.runs import load_run
 from actcalc.memory.moments import layers_of, stage_gpu
 from actcalc.memory.stage import StageMemory
@@ -137,7 +138,35 @@ def test_a_loop_over_tensors_makes_two_temporaries_of_the_largest() -> None:
     assert whole.optimizer_step(0, held) == 2 * whole.parameters(0).total
 
 
-def test_zero_redundancy_and_embeddings_in_fp32() -> None:
+def test_zero_redundancy_gives_whole_weights_to_ranks() -> None:
+    """Llama 3.2 1B on 8 ranks: the one with the table has 2·V·h of 16-bit moments, and no more."""
+    run: dict[str, Any] = {"framework": "transformers", "layout": {"dp": 8, "zero": 1}}
+    even = report("llama-3.2-1b", **run).stages[0]
+    whole = report("llama-3.2-1b", **run, training={"zero_redundancy": True}).stages[0]
+    assert even.optimizer_bytes == pytest.approx(4 * even.parameters / 8, rel=1e-6)
+    assert whole.optimizer_bytes == pytest.approx(4 * 128256 * 2048, rel=1e-6)
+    buckets = {line.name: line.bytes for line in whole.buffers}["gradient buckets"]
+    assert buckets == 2 * whole.parameters
+
+
+@pytest.mark.parametrize(
+    ("layout", "training"),
+    [
+        ({}, {"keeps_gathered": True}),
+        ({"dp": 8}, {"zero_redundancy": True}),
+        ({"dp": 8, "zero": 3}, {"bucket_view": True}),
+        ({}, {"foreach_optimizer": False}),
+        ({}, {"embedding_moments": "fp32"}),
+        ({}, {"lora_dropout": True}),
+        ({}, {"lora_rank": 8, "lora_targets": "q+x"}),
+    ],
+)
+def test_what_changes_nothing_is_refused(layout: dict[str, Any], training: dict[str, Any]) -> None:
+    with pytest.raises(SpecError):
+        report("llama-3-8b", framework="transformers", layout=layout, training=training)
+
+
+def test_embeddings_moments_in_fp32() -> None:
     """8-bit Adam under Trainer: tables' moments stay 8 B a parameter."""
     run: dict[str, Any] = {"framework": "transformers"}
     small = report("phi-3-mini", **run, training={"optimizer": "adam8bit"}).stages[0]
