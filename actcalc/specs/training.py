@@ -95,7 +95,14 @@ class Training(Spec):
     """Moments of embedding tables under an 8-bit optimizer: as the optimizer has them, or fp32
     (transformers' Trainer)."""
     bucket_elements: Count = 500_000_000
-    """Elements of a DeepSpeed reduction bucket (ZeRO 1 and 2 outside Megatron)."""
+    """Elements of a DeepSpeed reduction bucket (ZeRO outside Megatron)."""
+    live_elements: Count = 1_000_000_000
+    """Elements of gathered weights that DeepSpeed's ZeRO 3 has at once, at most
+    (stage3_max_live_parameters)."""
+    reuse_elements: Count = 1_000_000_000
+    """Weights used again within so many elements are not released (stage3_max_reuse_distance)."""
+    prefetch_elements: Count = 50_000_000
+    """Elements that DeepSpeed's ZeRO 3 gathers ahead (stage3_prefetch_bucket_size)."""
     master_bytes: Count = 0
     """Bytes of a master weight, when other than the recipe's (Megatron's --main-params-dtype)."""
     moments_bytes: Count = 0

@@ -11,6 +11,8 @@ from actcalc.errors import SpecError
 from actcalc.io.runs import load_run
 from actcalc.memory.moments import layers_of, stage_gpu
 from actcalc.memory.stage import StageMemory
+from actcalc.policy.rules import NONE
+from actcalc.run.staged import StagedRun
 from actcalc.solve.stage import peak
 
 TITAN = {"framework": "torchtitan", "layout": {"dp": 8, "zero": 3}}
@@ -174,3 +176,44 @@ def test_embeddings_moments_in_fp32() -> None:
     large = report("phi-3-mini", **run, training=tables).stages[0]
     table = 32064 * 3072
     assert large.optimizer_bytes - small.optimizer_bytes == pytest.approx(6 * table, rel=0.02)
+
+
+def test_deepspeed_gathers_by_module_and_makes_gradients_in_backward() -> None:
+    """ZeRO 3: no gradient at a forward peak; of weights what is used again soon, and a bucket.
+
+    Llama 3 8B's head alone is used again after more than 1e9 elements, forward and backward: no
+    layer waits for its backward. 5e7 elements are fetched ahead.
+    """
+    run: dict[str, Any] = {"framework": "transformers", "layout": {"dp": 8, "zero": 3}}
+    recipe = {"recipe": "mixed"}
+    (stage,) = report("llama-3-8b", timeline=True, **run, training=recipe).stages
+    assert (stage.gradients_bytes, stage.gradients_absent_bytes) == (0, stage.gradients_full_bytes)
+    lines = {line.name: line for line in stage.buffers}
+    assert lines["reduction bucket"].bytes == 2 * 500_000_000
+    head, layer = 128256 * 4096 + 4096, 218_112_000
+    near = [m for m in stage.moments if m.step == "later" and "head" in m.at]
+    assert near[0].gathered_bytes == 2 * head
+    short = report(
+        "llama-3-8b", timeline=True, **run, training={**recipe, "reuse_elements": 0}
+    ).stages[0]
+    first = next(m for m in short.moments if m.at == "in forward of layer 3")
+    assert first.gathered_bytes == 2 * (layer + 50_000_000)
+
+
+def test_sequential_experts_of_mixtral_without_expert_tensor_parallelism() -> None:
+    """Mixtral 8x7B, tp 2 with sequence parallelism, all-to-all: 520,577,116 B recorded for a layer.
+
+    With experts split over the tensor-parallel group each rank keeps the gathered tokens instead of
+    its own: 4·tokens·h more, and two bytes of weight for each copy of a token.
+    """
+    found = []
+    for etp in (1, None):
+        layout = {"tp": 2, "sp": True, "etp": etp}
+        staged = StagedRun(
+            load_run(
+                "mixtral-8x7b", framework="megatron-local", layout=layout, workload={"seq": 4096}
+            )
+        )
+        found.append(staged.under(NONE).layer_bytes(staged.main.graph).stored)
+    assert found[0] == 520_577_116
+    assert found[1] - found[0] == 4 * 2048 * 4096 + 2 * 2 * 2048
