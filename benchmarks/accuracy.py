@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from tests.published.memory_cases import BIG, Case, ci_cases, published_cases
+from tests.published.step_peaks import CASES, traced
 
 
 def gigabytes(value: float) -> str:
@@ -89,7 +90,8 @@ def main() -> None:
         "(`tests/published/test_memory_accuracy.py`). Nothing is fitted: each prediction follows "
         "from the run's own arguments, and every rule has its source in a framework.\n"
     )
-    print("## Megatron-LM's continuous integration\n")
+    groups(judged)
+    print("\n## Megatron-LM's continuous integration\n")
     print(
         "Allocated bytes on the last rank (last pipeline stage), as its golden values record them "
         f"for H100, A100 and GB200. {len(judged)} of {len(every)} cases have a configuration that "
@@ -102,6 +104,57 @@ def main() -> None:
         print(f"- {count}: {reason}.")
     more()
     published()
+
+
+METRICS = {
+    "allocated": "allocated", "active": "allocated", "activations": "allocated",
+    "reserved": "reserved", "device": "device",
+}  # fmt: skip
+OUTSIDE = (
+    "what the allocator has taken and cannot use again, and what libraries take beside it, is not "
+    "predicted"
+)
+
+
+def groups(ci: Sequence[Case]) -> None:
+    """Errors by what was measured, and by kind of run: median, bias, largest."""
+    rows: dict[tuple[str, str], list[float]] = {}
+    for name in CASES:
+        step = traced(name)
+        rows.setdefault(("traced step", step.kind), []).append(step.error)
+    for case in ci:
+        size = "above 10 GB" if case.measured > BIG else "up to 10 GB"
+        rows.setdefault(("allocated", f"Megatron-LM's CI, {size}"), []).append(case.error)
+    for case in published_cases():
+        metric = METRICS.get(case.metric.split(",")[0].split(" ")[0])
+        if metric and not case.left_out:
+            rows.setdefault((metric, case.name.split("/")[0]), []).append(case.error)
+    print("## By what was measured\n")
+    print(
+        "Median absolute error, bias (median error; below zero: too little is predicted) and "
+        "largest error. Traced steps are the frameworks' own code on fake CUDA tensors "
+        "(`tests/data/fake_step_peaks.json`).\n"
+    )
+    print("| measured | kind | cases | median | bias | largest | cause of a bias beyond 5 % |")
+    print("| :-- | :-- | --: | --: | --: | --: | :-- |")
+    for (metric, kind), errors in sorted(rows.items(), key=lambda row: _order(row[0])):
+        bias = median(errors)
+        cause = OUTSIDE if metric in ("reserved", "device") else "see the cases' notes"
+        print(
+            f"| {metric} | {kind} | {len(errors)} | {100 * median(map(abs, errors)):.1f} % | "
+            f"{per_cent(bias)} | {per_cent(max(errors, key=abs))} | "
+            f"{cause if abs(bias) > 0.05 else ''} |"
+        )
+    for metric in ("allocated", "reserved", "device"):
+        every = [e for (what, _), errors in rows.items() if what == metric for e in errors]
+        print(
+            f"| **{metric}** | all | {len(every)} | {100 * median(map(abs, every)):.1f} % | "
+            f"{per_cent(median(every))} | {per_cent(max(every, key=abs))} | |"
+        )
+
+
+def _order(row: tuple[str, str]) -> tuple[int, str]:
+    return ("traced step", "allocated", "reserved", "device").index(row[0]), row[1]
 
 
 def published() -> None:

@@ -224,6 +224,33 @@ class Units:
         return part
 
 
+def live(parts: Sequence[Part], plainly: Sequence[Both], rule: Sharding) -> list[Both]:
+    """Around every occurrence where DeepSpeed gathers weights by module (ZeRO 3).
+
+    Beside the module at work, so many elements of what comes next are fetched, and what is used
+    again within a distance, counted in elements, is not released: the last modules of forward wait
+    for their backward (runtime/zero/partitioned_param_coordinator.py fetch_sub_module,
+    release_sub_module; __params_to_release). Together no more than the live parameters allowed.
+    """
+    training, width = rule.training, rule.rules.gathered
+    sizes = [
+        part.parameters.total // max(1, part.layers) for part in parts for _ in range(part.count)
+    ]
+    after = [sum(sizes[at + 1 :]) for at in range(len(sizes))]
+    waits = [2 * rest <= training.reuse_elements for rest in after]
+    found = []
+    for at, both in enumerate(plainly):
+        kept = sum(size for size, stays in zip(sizes[:at], waits, strict=False) if stays)
+        ahead = training.prefetch_elements if training.prefetch else 0
+        ways = []
+        for around, rest in ((both.forward, after[at]), (both.backward, sum(sizes[:at]) - kept)):
+            most = max(training.live_elements, sizes[at])
+            count = min(sizes[at] + kept + min(ahead, max(0, rest)), most)
+            ways.append(around._replace(gathered=around.gathered + width * count))
+        found.append(Both(*ways))
+    return found
+
+
 def _once(ends: Sequence[_Unit]) -> tuple[int, int]:
     """Gathered bytes and trained parameters of embedding and head, a tied table once."""
     known: set[str] = set()

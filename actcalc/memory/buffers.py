@@ -53,18 +53,19 @@ def buffers(
     held: States,
     *,
     head: bool,
-    units: bool = False,
+    gathers: bool = False,
 ) -> tuple[Buffer, ...]:
     """Every buffer of one stage; an empty stage has the fixed ones only.
 
-    What ``units`` of sharded weights need belongs to moments (:mod:`actcalc.memory.around`).
+    What is gathered of sharded weights belongs to moments where ``gathers`` says so
+    (:mod:`actcalc.memory.around`).
     """
     found = [
         *_workspaces(model, training, device, parts),
         *_gather(model, head=head),
         *_deferred(model, training, head=head),
         *_messages(model, training),
-        *([] if units else _data_parallel(model, training, rules, parts, held)),
+        *_data_parallel(model, training, rules, parts, held, gathers=gathers),
         *_batch(model),
         *_rotary(model),
     ]
@@ -181,12 +182,20 @@ def _messages(model: ModelGraph, training: Training) -> list[Buffer]:
 
 
 def _data_parallel(
-    model: ModelGraph, training: Training, rules: Recipe, parts: Sequence[Part], held: States
+    model: ModelGraph,
+    training: Training,
+    rules: Recipe,
+    parts: Sequence[Part],
+    held: States,
+    *,
+    gathers: bool,
 ) -> list[Buffer]:
     layout = model.context.layout
+    if gathers and rules.units:
+        return []
     buckets = model.context.framework.reduction_buckets
     ranks = replicas(layout, training, expert=False)
-    if layout.zero == 3 and ranks > 1:
+    if layout.zero == 3 and ranks > 1 and not gathers:
         return _sharded(model, training, rules, parts)
     torch = layout.zero == 0 or (layout.zero == 1 and training.zero_redundancy)
     if buckets and layout.dp > 1 and torch:
@@ -201,7 +210,7 @@ def _data_parallel(
                 "DistributedDataParallel reduces copies of the gradients",
             )
         ]
-    if buckets and layout.dp > 1 and layout.zero in (1, 2) and not torch:
+    if buckets and layout.dp > 1 and layout.zero and not torch:
         return [
             Buffer(
                 "reduction bucket",
@@ -236,8 +245,6 @@ def _sharded(
         for p in parts
     )
     gradient = largest * (rules.gathered + rules.gradient)
-    if rules.gathered == rules.gradient:
-        gradient = largest * (rules.gathered + rules.gradient)
     stays = training.persistent_buffers
     return [
         Buffer("gathered weights", window * rules.gathered, stays, True, f"{depth} layers"),

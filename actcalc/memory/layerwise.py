@@ -71,6 +71,17 @@ def dealt(sizes: Sequence[int], ranks: int) -> tuple[int, ...]:
     return tuple(owners)
 
 
+def largest_first(sizes: Sequence[int], ranks: int) -> int:
+    """Elements on the fullest rank where the largest weight goes to the least loaded rank.
+
+    (torch.distributed.optim zero_redundancy_optimizer.py _partition_parameters.)
+    """
+    loads = [0] * ranks
+    for size in sorted(sizes, reverse=True):
+        loads[loads.index(min(loads))] += size
+    return max(loads)
+
+
 def packed(sizes: Sequence[int], ranks: int, bucket: int | None) -> tuple[tuple[int, ...], int]:
     """The rank of each weight, and the elements of padding, in the layout by buckets.
 

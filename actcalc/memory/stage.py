@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
-from actcalc.memory.around import Around, Both, Sharding, Units, plain
+from actcalc.memory.around import Around, Both, Sharding, Units, live, plain
 from actcalc.memory.buffers import Buffer, buffers
 from actcalc.memory.figures import BufferFigure, StageFigure
 from actcalc.memory.parts import Part, Timeline
@@ -70,7 +70,7 @@ class StageMemory:
     def _weight_gradients(self) -> Gradients:
         """How gradients of weights come to be, where autograd makes them."""
         layout, rules = self.run.layout, self.rules
-        if self.sharding is not None:
+        if self.sharding is not None and rules.units:
             return Gradients(rules.gathered, rules.gathered)
         tied = frozenset[str]()
         if layout.pp == 1:
@@ -88,7 +88,7 @@ class StageMemory:
         key = (chunk.start, chunk.stop, held, ahead)
         if key not in self._chunks:
             parts = self.timeline.parts(chunk, held, ahead=ahead)
-            if self.sharding is not None:
+            if self.sharding is not None and self.rules.units:
                 parts = Units(parts, self.sharding).reducing()
             self._chunks[key] = parts
         return self._chunks[key]
@@ -139,7 +139,7 @@ class StageMemory:
         held, last_rank = self._whole_weights(stage, held)
         found = buffers(
             self.graph, run.training, self.rules, run.device, parts, held,
-            head=last, units=self.sharding is not None,
+            head=last, gathers=self.sharding is not None,
         )  # fmt: skip
         return held, last_rank, tuple(found)
 
@@ -229,6 +229,8 @@ class StageMemory:
 
     def _whole_weights(self, stage: int, held: States) -> tuple[States, int]:
         """States of the fullest rank where whole weights are given to ranks, less the last's."""
+        if self.run.training.zero_redundancy:
+            return self._fullest(stage, held), 0
         if self.run.training.whole_weights == "none" or self.run.layout.zero != 1:
             return held, 0
         from actcalc.memory.layerwise import pieces, shares
@@ -245,6 +247,20 @@ class StageMemory:
             master=most.master,
         )
         return full, most.optimizer - every[-1].optimizer
+
+    def _fullest(self, stage: int, held: States) -> States:
+        """States of the fullest rank under torch's ZeroRedundancyOptimizer."""
+        from actcalc.memory.layerwise import largest_first, pieces
+
+        ranks = replicas(self.run.layout, self.run.training, expert=False, states=True)
+        sizes = [one.elements for one in pieces(self.graph, self.staged.graphs(stage))]
+        share = largest_first(sizes, ranks) * ranks / sum(sizes)
+        return replace(
+            held,
+            optimizer=round(held.optimizer * share),
+            master=round(held.master * share),
+            largest_state=round(held.largest_state * share),
+        )
 
     def _stepped(self, held: States, parts: Sequence[Part]) -> States:
         """States whose gradients are those of one part at a time, and never all of them."""
@@ -359,6 +375,11 @@ class StageMemory:
             found.append(each)
         if self.sharding is None:
             return found
+        if not self.rules.units:
+            return [
+                live(parts, each, self.sharding)
+                for parts, each in zip(self.parts(stage), found, strict=True)
+            ]
         units = [Units(parts, self.sharding) for parts in self.parts(stage)]
         every = [
             [one.around(at, both) for at, both in enumerate(each)]
@@ -420,7 +441,8 @@ def _sharding(staged: StagedRun, rules: Recipe) -> Sharding | None:
     run = staged.run
     layout, training = run.layout, run.training
     ranks = replicas(layout, training, expert=False)
-    if ranks == 1 or not in_units(staged.graph, rules):
+    by_module = run.framework.op_by_op and layout.zero == 3 and not rules.units
+    if ranks == 1 or not (by_module or in_units(staged.graph, rules)):
         return None
     stays = training.keeps_gathered if training.keeps_gathered is not None else (
         layout.zero == 2 or layout.pp > 1

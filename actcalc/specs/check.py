@@ -43,6 +43,25 @@ def check(model: Model, layout: Layout, workload: Workload) -> None:
         )
 
 
+def _check_reduction(layout: Layout, training: Training) -> None:
+    """Refuse choices of data parallelism that change nothing of this run."""
+    if training.keeps_gathered is not None and layout.zero < 2:
+        raise SpecError(
+            f"keeps_gathered changes nothing under zero {layout.zero}: weights are not gathered",
+            "add --zero 3 (or 2), or drop keeps_gathered",
+        )
+    if training.zero_redundancy and layout.zero != 1:
+        raise SpecError(
+            f"zero_redundancy is a ZeRO 1, not {layout.zero}", "add --zero 1, or drop it"
+        )
+    sharded = layout.zero > 1 or (layout.zero == 1 and not training.zero_redundancy)
+    if training.bucket_view and sharded:
+        raise SpecError(
+            f"bucket_view: DistributedDataParallel does not run under zero {layout.zero}",
+            "use --zero 0 (or 1 with zero_redundancy), or drop bucket_view",
+        )
+
+
 def check_sharding(layout: Layout, training: Training, *, replicas_known: bool = True) -> None:
     """Raise ``SpecError`` for shards or instances that the replicas cannot be divided into.
 
@@ -56,6 +75,7 @@ def check_sharding(layout: Layout, training: Training, *, replicas_known: bool =
             f"shards {shards} changes nothing: zero is 0, nothing is sharded",
             "add --zero 1, 2 or 3, or drop --shards",
         )
+    _check_reduction(layout, training)
     if not replicas_known:
         return
     what = f"dp {layout.dp}" + (f" x cp {layout.cp} = {ranks}" if layout.cp > 1 else "")

@@ -95,7 +95,14 @@ class Training(Spec):
     """Moments of embedding tables under an 8-bit optimizer: as the optimizer has them, or fp32
     (transformers' Trainer)."""
     bucket_elements: Count = 500_000_000
-    """Elements of a DeepSpeed reduction bucket (ZeRO 1 and 2 outside Megatron)."""
+    """Elements of a DeepSpeed reduction bucket (ZeRO outside Megatron)."""
+    live_elements: Count = 1_000_000_000
+    """Elements of gathered weights that DeepSpeed's ZeRO 3 has at once, at most
+    (stage3_max_live_parameters)."""
+    reuse_elements: Count = 1_000_000_000
+    """Weights used again within so many elements are not released (stage3_max_reuse_distance)."""
+    prefetch_elements: Count = 50_000_000
+    """Elements that DeepSpeed's ZeRO 3 gathers ahead (stage3_prefetch_bucket_size)."""
     master_bytes: Count = 0
     """Bytes of a master weight, when other than the recipe's (Megatron's --main-params-dtype)."""
     moments_bytes: Count = 0
@@ -165,6 +172,7 @@ class Training(Spec):
                 f"moments_bytes is {self.moments_bytes}, but {self.optimizer} keeps no moments",
                 "drop moments_bytes, or name another optimizer",
             )
+        self._check_step(optimizer.kept == "8-bit")
         self._check_offload()
         if self.shards is not None and self.shards < 1:
             raise SpecError(f"training: shards is {self.shards}", "use a value of at least 1")
@@ -182,6 +190,20 @@ class Training(Spec):
             raise SpecError(
                 f"base_bits {self.base_bits} is of a frozen base, but no adapter is trained",
                 "add --lora-rank 16, or drop base_bits",
+            )
+
+    def _check_step(self, eight_bit: bool) -> None:
+        """Refuse what changes nothing of the optimizer's step."""
+        if self.fused_optimizer and not self.foreach_optimizer:
+            raise SpecError(
+                "foreach_optimizer false changes nothing: the step is one kernel",
+                "add fused_optimizer=false, or drop it",
+            )
+        if self.embedding_moments != "optimizer" and not eight_bit:
+            raise SpecError(
+                f"embedding_moments {self.embedding_moments} is for an optimizer in 8 bits, not "
+                f"{self.optimizer}",
+                "add --optimizer adam8bit, or drop it",
             )
 
     @property

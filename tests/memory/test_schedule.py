@@ -34,7 +34,7 @@ def runs(draw, most_stages=6, most_rounds=6):
     pp = draw(st.integers(1, most_stages))
     vpp, group = 1, None
     count = draw(st.integers(1, most_rounds * pp))
-    if name == "interleaved":
+    if not SCHEDULES[name].chunks:
         pp, vpp = max(pp, 2), draw(st.integers(2, 4))
         group = draw(st.integers(pp, 2 * pp))
         count = draw(st.integers(1, most_rounds)) * group
@@ -68,7 +68,7 @@ def simulate(name, pp, count, vpp, group, duration, delay):
     for microbatch in range(count):
         route = way(name, pp, microbatch, count)
         if route is None:
-            chunks = vpp if name == "interleaved" else 1
+            chunks = SCHEDULES[name].chunks or vpp
             route = [(r, c) for c in range(chunks) for r in range(pp)]
         routes[microbatch] = route
     finish = {}
@@ -223,6 +223,7 @@ def test_in_flight_and_moments_equal_a_plain_count_over_the_whole_step(run):
 LONG = [
     ("1f1b", 1, 1, None),
     ("1f1b", 5, 1, None),
+    ("interleaved-zb", 4, 2, None),
     ("interleaved", 2, 2, None),
     ("interleaved", 4, 3, None),
     ("interleaved", 4, 2, 6),
@@ -322,7 +323,7 @@ def test_a_long_step_is_not_simulated_whole(monkeypatch):
 
     monkeypatch.setattr(pipeline, "_finish", counted)
     for name in SCHEDULES:
-        vpp = 2 if name == "interleaved" else 1
+        vpp = 1 if SCHEDULES[name].chunks else 2
         makespan(name, 8, 8000, vpp, forward_seconds=1, backward_seconds=2, weight_seconds=1)
     assert max(lengths) < 200
 
