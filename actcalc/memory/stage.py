@@ -70,13 +70,13 @@ class StageMemory:
     def _weight_gradients(self) -> Gradients:
         """How gradients of weights come to be, where autograd makes them."""
         layout, rules = self.run.layout, self.rules
-        if self.sharding is not None and rules.units:
-            return Gradients(rules.gathered, rules.gathered)
         tied = frozenset[str]()
         if layout.pp == 1:
             ends = (self.graph.embedding, self.graph.head)
             first, last = ({w.scope for w in graph.weights if w.scope} for graph in ends)
             tied = frozenset(first & last)
+        if self.sharding is not None and rules.units:
+            return Gradients(rules.gathered, rules.gathered, tied)
         summed = rules.reduced
         if self.run.training.step_in_backward:
             return Gradients(summed, 0, tied)
