@@ -87,6 +87,7 @@ class RunPlanner(RunStages):
         best = self._named(stages, budget, cost, proven=found is None or found.bound >= found.cost)
         bound = None if found is None else found.bound
         if best is not None:
+            bound = 0 if self.memory.varies else bound
             return tuple(
                 self._made(stage, budget, laid, bound, None)
                 for stage, laid in zip(stages, best, strict=True)
@@ -114,15 +115,15 @@ class RunPlanner(RunStages):
     ) -> list[Laid] | None:
         """The cheapest named policy that fits, if it costs less than ``cost`` (None: anything).
 
-        What decides for one layer at a time is among the ways to run a layer: only where nothing
-        is ``proven`` of those it is looked at here. What re-runs segments of layers costs as much
-        as re-running every layer whole.
+        What decides for one layer at a time is among the ways to run a layer: it is looked at
+        here only where nothing is ``proven`` of those, or where what lies beside layers varies
+        with it. What re-runs segments of layers costs as much as re-running every layer whole.
         """
         if self._special is not None:
             return None
         longest = max(len(graphs) for stage in stages for graphs in stage.graphs)
         whole = self.laid(stages[0], self.full).cost
-        policies = [] if proven else list(self.policies)
+        policies = [] if proven and not self.memory.varies else list(self.policies)
         if cost is None or whole < cost:
             policies.append(self.staged.policy("sqrt"))
             policies += [self.staged.policy(f"uniform:{n}") for n in range(2, longest + 1)]
@@ -203,15 +204,14 @@ class RunPlanner(RunStages):
         return least
 
     def _least_named(self, stages: Sequence[Stage]) -> int:
-        """The lowest peak of a policy that re-runs segments of layers."""
+        """The lowest peak of a policy that is not counted among the ways to run a layer."""
         if self._special is not None:
             return 2**60
         longest = max(len(graphs) for stage in stages for graphs in stage.graphs)
         names = ("sqrt", *(f"uniform:{n}" for n in range(2, longest + 1)))
-        return min(
-            max(self.laid(stage, self.staged.policy(name)).peak for stage in stages)
-            for name in names
-        )
+        policies = [self.staged.policy(name) for name in names]
+        policies += self.policies if self.memory.varies else ()
+        return min(max(self.laid(stage, policy).peak for stage in stages) for policy in policies)
 
     @cached_property
     def free(self) -> int:
