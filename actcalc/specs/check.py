@@ -43,6 +43,17 @@ def check(model: Model, layout: Layout, workload: Workload) -> None:
         )
 
 
+def check_loss(model: Model, training: Training) -> None:
+    """Raise ``SpecError`` for a way to make the logits of a vocabulary where there is none."""
+    named = training.loss not in ("auto", "full")
+    if (named or training.compiled_loss) and not model.vocab:
+        what = f"loss {training.loss}" if named else "compiled_loss"
+        raise SpecError(
+            f"{what} is of the logits of a vocabulary, and {model.name} has none",
+            "use --loss full, or another model",
+        )
+
+
 def _check_reduction(layout: Layout, training: Training) -> None:
     """Refuse choices of data parallelism that change nothing of this run."""
     if training.keeps_gathered is not None and layout.zero < 2:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from actcalc.answers.memory import memory_run
@@ -69,7 +69,11 @@ def test_devices(device: str) -> None:
     ),
     imbalance=st.sampled_from([1.0, 1.37]),
 )
-@settings(max_examples=examples(150), deadline=None)
+@settings(
+    max_examples=examples(150),
+    deadline=None,
+    suppress_health_check=[HealthCheck.filter_too_much],
+)
 def test_runs(
     model: str,
     device: str | None,

@@ -113,7 +113,14 @@ def _lora(staged: StagedRun) -> Body:
     run, graph = staged.run, staged.graph
     rank = run.training.lora_rank or _RANK
     lines = [] if run.training.lora_rank else [f"No lora_rank set: rank {_RANK} is taken."]
-    plain = _with(run, lora_rank=0, lora_targets="all", base_bits=16)
+    plain = _with(
+        run,
+        lora_rank=0,
+        lora_targets="all",
+        lora_dropout=False,
+        lora_dtype="auto",
+        base_bits=16,
+    )
     tuned = run if run.training.lora_rank else _with(run, lora_rank=_RANK)
     lines.append(
         f"W stays frozen; W + BA with B (out x r) and A (r x in) trains r·(in + out) numbers of a "
