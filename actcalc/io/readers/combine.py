@@ -150,13 +150,15 @@ def _replicas(
 
 
 def _profile(name: str | None, layout: dict[str, Any]) -> tuple[str | None, tuple[str, ...]]:
-    """The profile, unless its layers are those of one device and the layout splits them."""
+    """The profile, unless the layout splits layers in a way that its own do not know."""
     if name is None:
         return None, ()
-    split = [f"{d} {layout[d]}" for d in ("tp", "pp", "cp", "ep") if (layout.get(d) or 1) > 1]
-    if not split or presets.load("frameworks", name).values["model_parallel"]:
+    profile = presets.load("frameworks", name).values
+    known: tuple[str, ...] = ("tp", "pp") if profile["model_parallel"] else ()
+    degrees = [d for d in ("tp", "pp", "cp", "ep") if (layout.get(d) or 1) > 1]
+    split = [f"{d} {layout[d]}" for d in degrees if d not in known]
+    if not split or (known and profile["layers"] == "megatron"):
         return name, ()
     return None, (
-        f"The {name} profile knows layers of one GPU: with {', '.join(split)} Megatron's stand "
-        "for them.",
+        f"The {name} profile does not know {', '.join(split)}: Megatron's layers stand for them.",
     )
