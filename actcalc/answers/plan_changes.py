@@ -179,7 +179,7 @@ def _changed_runs(planner: RunPlanner) -> list[tuple[str, Run]]:
         grids.append({"sp": True})
     if splits and layout.tp < 8:
         grids.append({"tp": 2 * layout.tp, "sp": True})
-    if splits and run.framework.layers == "megatron":
+    if splits and run.framework.layers != "pytorch":
         grids.append({"cp": 2 * layout.cp})
     if not planner.settings.activations_only and layout.dp * layout.cp > 1 and layout.zero < 3:
         grids.append({"zero": layout.zero + 1})

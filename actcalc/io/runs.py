@@ -9,7 +9,7 @@ from actcalc.errors import SpecError
 from actcalc.io import presets
 from actcalc.io.sources import Source, source
 from actcalc.specs.base import Spec
-from actcalc.specs.check import check, check_loss, check_sharding
+from actcalc.specs.check import check, check_training
 from actcalc.specs.framework import Framework
 from actcalc.specs.layout import Layout
 from actcalc.specs.model import Model
@@ -122,8 +122,7 @@ def resolve(
     profile = load_framework(framework or origin.framework or default_framework(origin, plan))
     _check_profile(profile, plan, work)
     tuned = build(Training, trained, "training", vetted=vetted) if trained else Training()
-    check_loss(spec, tuned)
-    check_sharding(plan, tuned, replicas_known="dp" in grid)
+    check_training(spec, plan, tuned, replicas_known="dp" in grid)
     name = device if device is not None else origin.device
     if name is not None:
         from actcalc.io.devices import load_device

@@ -43,7 +43,7 @@ def check(model: Model, layout: Layout, workload: Workload) -> None:
         )
 
 
-def check_loss(model: Model, training: Training) -> None:
+def _check_loss(model: Model, training: Training) -> None:
     """Raise ``SpecError`` for a way to make the logits of a vocabulary where there is none."""
     named = training.loss not in ("auto", "full")
     if (named or training.compiled_loss) and not model.vocab:
@@ -52,6 +52,14 @@ def check_loss(model: Model, training: Training) -> None:
             f"{what} is of the logits of a vocabulary, and {model.name} has none",
             "use --loss full, or another model",
         )
+
+
+def check_training(
+    model: Model, layout: Layout, training: Training, *, replicas_known: bool = True
+) -> None:
+    """Raise ``SpecError`` where how a model is trained contradicts it or its layout."""
+    _check_loss(model, training)
+    check_sharding(layout, training, replicas_known=replicas_known)
 
 
 def _check_reduction(layout: Layout, training: Training) -> None:

@@ -157,7 +157,7 @@ def _profile(name: str | None, layout: dict[str, Any]) -> tuple[str | None, tupl
     known: tuple[str, ...] = ("tp", "pp") if profile["model_parallel"] else ()
     degrees = [d for d in ("tp", "pp", "cp", "ep") if (layout.get(d) or 1) > 1]
     split = [f"{d} {layout[d]}" for d in degrees if d not in known]
-    if not split or (known and profile["layers"] == "megatron"):
+    if not split or (known and profile["layers"] != "pytorch"):
         return name, ()
     return None, (
         f"The {name} profile does not know {', '.join(split)}: Megatron's layers stand for them.",
