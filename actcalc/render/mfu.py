@@ -18,8 +18,10 @@ _BASIS = {
 }
 
 
-def four(value: float) -> str:
-    """Four significant digits: utilisation is quoted to a tenth of a per cent."""
+def four(value: float | str) -> str:
+    """Four significant digits: utilisation is quoted to a tenth of a per cent; text as it is."""
+    if isinstance(value, str):
+        return value
     if value == int(value) and abs(value) < 1e6:
         return f"{int(value)}"
     text = f"{value:.4g}"
@@ -36,7 +38,7 @@ def _unfit(result: Utilisation, units: str) -> str:
     return f"With this layout and policy a run {needs}: what was measured had others."
 
 
-def _warranted(result: Utilisation) -> float:
+def _warranted(result: Utilisation) -> float | str:
     """The step time with as many digits as it is known to: two of a prediction that may be off by
     more than a twentieth, else three; all of a measured one."""
     guess = result.prediction
@@ -44,7 +46,8 @@ def _warranted(result: Utilisation) -> float:
         return result.step_seconds
     spread = guess.high_seconds - guess.low_seconds
     digits = 2 if not guess.judged_runs or spread > 0.1 * guess.step_seconds else 3
-    return float(f"{result.step_seconds:.{digits}g}")
+    text = f"{result.step_seconds:#.{digits}g}".rstrip(".")
+    return float(text) if "e" in text else text
 
 
 def mfu_sheets(result: Utilisation, units: str) -> list[Sheet]:
@@ -79,9 +82,9 @@ def mfu_sheets(result: Utilisation, units: str) -> list[Sheet]:
     return [sheet, *([_calibration(result.calibration)] if result.calibration else [])]
 
 
-def _quantities(result: Utilisation) -> list[tuple[str, float, str]]:
+def _quantities(result: Utilisation) -> list[tuple[str, float | str, str]]:
     """Each quantity with its value and unit."""
-    rows: list[tuple[str, float, str]] = [
+    rows: list[tuple[str, float | str, str]] = [
         ("step time", _warranted(result), "s"),
         ("MFU", 100 * result.mfu_ratio, "% of peak"),
         ("HFU", 100 * result.hfu_ratio, "% of peak"),
