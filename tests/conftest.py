@@ -26,8 +26,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--agreement-runs",
         type=int,
-        default=60,
-        help="random runs on which commands must agree (default 60)",
+        default=30,
+        help="random runs on which commands must agree (default 30)",
     )
 
 

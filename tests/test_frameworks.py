@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -35,10 +36,20 @@ from actcalc.specs.validate import build
 PROFILES = presets.names("frameworks")
 DATA = ("name", "title", "kernels", "families")
 TRAITS = tuple(field.name for field in fields(Framework) if field.name not in DATA)
-SOURCES = {
-    path.relative_to(Path(actcalc.__file__).parent): ast.parse(path.read_text())
-    for path in sorted(Path(actcalc.__file__).parent.rglob("*.py"))
-}
+
+
+@cache
+def sources() -> dict[Path, ast.Module]:
+    """Every module of the package, parsed."""
+    package = Path(actcalc.__file__).parent
+    found = sorted(package.rglob("*.py"))
+    return {path.relative_to(package): ast.parse(path.read_text()) for path in found}
+
+
+@cache
+def constants(path: Path) -> frozenset[object]:
+    """The literals of a module."""
+    return frozenset(n.value for n in ast.walk(sources()[path]) if isinstance(n, ast.Constant))
 
 
 def values(name: str) -> dict:
@@ -136,7 +147,7 @@ def attributes(tree: ast.AST) -> set[str]:
 
 def test_every_trait_is_read():
     read = set()
-    for path, tree in SOURCES.items():
+    for path, tree in sources().items():
         if path != Path("specs/framework.py"):
             read |= attributes(tree)
     assert set(TRAITS) <= read
@@ -173,12 +184,13 @@ def kinds_asked(tree: ast.AST) -> set[str]:
     return found
 
 
+@cache
 def asked(layers: str) -> dict[Path, set[str]]:
     """What each module asks for, the builders of the other family left out."""
     others = [Path("layers") / name for name in KINDS if name != layers]
     return {
         path: kinds_asked(tree)
-        for path, tree in SOURCES.items()
+        for path, tree in sources().items()
         if path != Path("layers/core/context.py")
         and not any(path.is_relative_to(other) for other in others)
     }
@@ -196,11 +208,10 @@ def test_every_kind_is_read_and_every_kind_read_is_declared(layers):
 def test_every_kernel_is_told_apart_where_its_kind_is_read(layers):
     """All kernels of a kind but one, which is what runs else, are named beside the question."""
     for kind, row in KINDS[layers].items():
-        words: set[str] = set()
+        words: set[object] = set()
         for path, kinds in asked(layers).items():
             if kind in kinds:
-                nodes = ast.walk(SOURCES[path])
-                words |= {n.value for n in nodes if isinstance(n, ast.Constant)}
+                words |= constants(path)
         silent = set(row.kernels) - words
         assert len(silent) <= 1, (layers, kind, silent)
 
@@ -244,7 +255,7 @@ def names_a_profile(node: ast.AST) -> bool:
 
 def test_kernels_are_asked_for_by_their_kind_alone():
     """A profile's table is read by ``Context.kernel``, which knows families and what is missing."""
-    for path, tree in SOURCES.items():
+    for path, tree in sources().items():
         if path == Path("specs/framework.py"):
             continue
         for node in ast.walk(tree):
@@ -253,7 +264,7 @@ def test_kernels_are_asked_for_by_their_kind_alone():
 
 
 def test_no_profile_is_recognised_by_its_name():
-    for path, tree in SOURCES.items():
+    for path, tree in sources().items():
         for node in ast.walk(tree):
             method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
             asks = isinstance(node, ast.Compare | ast.Subscript | ast.Match) or (

@@ -23,6 +23,7 @@ from actcalc.solve.stage import (
     line,
     peak,
 )
+from tests.sweeps import sampled
 
 
 def random_ways(rng: random.Random) -> Ways:
@@ -160,7 +161,7 @@ def random_large(rng: random.Random) -> StageProblem:
     return StageProblem(((kind,) * 12, (kind,) * 12), (gpu,))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", sampled(range(3), (0,)))
 def test_out_of_time_is_said(seed: int) -> None:
     """Without time there is a plan that fits all the same, and a bound that is not its cost."""
     problem = random_large(random.Random(seed))
