@@ -326,3 +326,15 @@ def test_training_options_elsewhere_say_how_to_set_them(cli, command, option):
     assert done.code == 2
     assert f"--set {option[2:].replace('-', '_')}=VALUE" in done.err
     assert "did you mean" not in done.err
+
+
+def test_on_and_off_are_words_of_a_setting(cli):
+    """YAML would read both as booleans, which no kernel option of three words takes."""
+
+    def kept(word: str) -> int:
+        args = ("memory", "mixtral-8x7b", "--framework", "megatron", "--json", "--set")
+        document = cli(*args, f"kernels.moe_grouped_gemm={word}").json
+        value: int = document["stages"][0]["peak_bytes"]
+        return value
+
+    assert kept("on") == kept("auto") != kept("off")

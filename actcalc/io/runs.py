@@ -39,7 +39,9 @@ def overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
             raise SpecError(f"--set {setting!r}: no value", "write --set key=value")
         from actcalc.io.yamlfile import parse_yaml
 
-        value = parse_yaml(text, f"--set {key}") if text.strip() else None
+        # YAML 1.1 reads these words as booleans; here they are choices of their own.
+        word = text.strip() in ("on", "off")
+        value = text.strip() if word else parse_yaml(text, f"--set {key}") if text.strip() else None
         first = key.split(".")[0]
         homes = [name for name, kind in kinds.items() if first in kind.field_names()]
         if first in kinds and "." in key:
