@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from actcalc.cli.tuning import TuningOptions
 from actcalc.errors import SpecError
 from actcalc.io.runs import resolve
 from actcalc.io.sources import Source, one_source, sources
@@ -264,7 +265,7 @@ def refuse_idle(options: RunOptions, command: str, names: Sequence[str]) -> None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TrainingOptions:
+class TrainingOptions(TuningOptions):
     """How weights are trained; None means: as the run file or the framework says."""
 
     optimizer: Annotated[
@@ -291,25 +292,14 @@ class TrainingOptions:
         str | None,
         _option("--loss", help="Cross-entropy: full, chunked or fused.", panel=_TRAINING),
     ] = None
-    lora_rank: Annotated[
-        int | None, _option("--lora-rank", help="Train adapters of this rank.", panel=_TRAINING)
-    ] = None
-    lora_targets: Annotated[
-        str | None,
-        _option(
-            "--lora-targets", help="attention, mlp, all, or projections: q+v.", panel=_TRAINING
-        ),
-    ] = None
 
     def training(self) -> dict[str, Any]:
         """The fields of ``specs.Training`` that were given."""
-        return _given(
+        return self.tuning() | _given(
             optimizer=self.optimizer,
             recipe=self.recipe,
             shards=self.shards,
             loss=self.loss,
-            lora_rank=self.lora_rank,
-            lora_targets=self.lora_targets,
         )
 
 

@@ -138,7 +138,7 @@ def _shards(roofline: Roofline, graph: Graph) -> _Shards:
     rules = recipe(model, training)
     parameters = parameters_of(model, graph, training)
     reduced = _reduced_bytes(training, rules)
-    for group, expert in ((parameters.dense, False), (parameters.expert, True)):
+    for group, expert, _ in parameters.groups():
         ranks = replicas(layout, training, expert=expert)
         stride = layout.ep * (layout.etp or layout.tp) if expert else layout.tp
         found[0] += collective_seconds(
@@ -160,18 +160,19 @@ def _sharded(roofline: Roofline, graph: Graph, time: LayerTime) -> LayerTime:
     gather, scatter = _shards(roofline, graph)
     if not gather:
         return time
+    again = gather if time.backward else 0.0  # a frozen layer that no gradient passes has none
     if not roofline.training.prefetch:
         share = roofline.rates.shares.communication_multiprocessors
         return replace(
             time,
             forward=gather + time.forward,
-            backward=gather + beside(time.backward, scatter, share),
+            backward=again + beside(time.backward, scatter, share),
         )
     share = roofline.rates.shares.communication_multiprocessors
     return replace(
         time,
         forward=beside(time.forward, gather, share),
-        backward=beside(time.backward, gather + scatter, share),
+        backward=beside(time.backward, again + scatter, share),
     )
 
 
@@ -247,7 +248,8 @@ def _trained(staged: StagedRun, held: Iterable[Sequence[Graph]]) -> tuple[int, i
     best = (0, 0)
     for graphs in held:
         total = rank_parameters(staged.graph, graphs, staged.run.training)
-        best = max(best, (total.dense.trained, total.expert.trained), key=sum)
+        expert = total.expert.trained + total.expert_adapters.trained
+        best = max(best, (total.trained - expert, expert), key=sum)
     return best
 
 
