@@ -180,7 +180,7 @@ class StageMemory:
         inside = sum(buffer.bytes for buffer in found if buffer.inside)
         outside = sum(buffer.bytes for buffer in found if not buffer.inside)
         resident = sum(b.bytes for b in found if b.inside and b.resident)
-        usable = run.device.usable_bytes if run.device else None
+        usable = run.budget_bytes
         total = peak.total + outside
         held_bytes = peak.total - weights - peak.gradients - peak.optimizer - inside
         # backward may have freed part of what was stored before the highest moment came
