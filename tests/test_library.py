@@ -69,7 +69,7 @@ CALLS = {
         lambda: plan("gpt2", memory="8GB", set={"dropout": False}, emit="megatron"),
         "plan gpt2 --memory 8GB --set dropout=false --emit megatron --json",
     ),
-    "plan-layer": (lambda: plan(load_layer(BLOCK), memory="300MB"), f"plan {BLOCK} --memory 300MB"),
+    "plan-layer": (lambda: plan(load_layer(BLOCK), memory="900MB"), f"plan {BLOCK} --memory 900MB"),
     "explain": (lambda: explain("34", "gpt2", seq=512), "explain 34 gpt2 --seq 512"),
     "explain overhead": (lambda: explain("39 %"), "explain overhead"),
     "terms": (explain, "explain"),

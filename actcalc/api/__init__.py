@@ -278,7 +278,7 @@ def plan(
         offload=offload,
         emit=emit,
     )
-    how.check()
+    how.check(chosen.headroom)
     if emit is not None:
         from actcalc.plan.emit.targets import check_target
 

@@ -45,6 +45,7 @@ class RunKeywords(TypedDict, total=False):
     device: str | None
     device_memory: str | None
     peak: str | None
+    headroom: str | float | None
     policy: Names | None
     recompute_method: str | None
     recompute_num_layers: int | None
@@ -98,6 +99,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "offload": _listed,
     "efficiency": _settings,
     "set": _settings,
+    "headroom": lambda value: None if value is None else str(value),
     "layers_per_stage": lambda value: (
         value if value is None or isinstance(value, str) else ",".join(map(str, value))
     ),

@@ -18,7 +18,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 def answer(origin: Source, options: RunOptions) -> list[Breakdown]:
     """One breakdown for each framework profile that is asked for."""
-    refuse_idle(options, "breakdown", ("device", "device_memory", "peak", "schedule"))
+    refuse_idle(options, "breakdown", ("device", "device_memory", "peak", "headroom", "schedule"))
     if len(options.policy or ()) > 1:
         raise SpecError("breakdown lists one policy at a time", "give one --policy")
     return [breakdown_run(run) for run in options.runs(origin)]

@@ -26,6 +26,7 @@ _IDLE = (
     "device",
     "device_memory",
     "peak",
+    "headroom",
     "policy",
     "recompute_method",
     "recompute_num_layers",
@@ -90,7 +91,7 @@ def answer(
 
 def _overhead(origin: Source | None, options: RunOptions, timing: TimeOptions) -> Explanation:
     """The one term that needs a device; without any, the paper's own case."""
-    refuse_idle(options, "explain overhead", ("device_memory",))
+    refuse_idle(options, "explain overhead", ("device_memory", "headroom"))
     assumed = []
     if origin is None:
         assumed.append("No model named: the layer of the paper's table 4.")

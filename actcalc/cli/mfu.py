@@ -15,7 +15,6 @@ from actcalc.cli.options import (
     OutputOptions,
     RunOptions,
     TimeOptions,
-    refuse_idle,
     with_options,
 )
 from actcalc.cli.output import check_units, chosen_format, emit
@@ -56,7 +55,6 @@ def answer(
     calibrate: str | None = None,
 ) -> Utilisation:
     """The utilisation of the step that the options describe."""
-    refuse_idle(options, "mfu", ("device_memory",))
     chosen = replicas(options.run(origin, training=memory.training()), gpus)
     shares = timing.shares(chosen)
     fit = calibrate_file(calibrate, shares) if calibrate else None

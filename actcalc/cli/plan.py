@@ -94,8 +94,14 @@ class PlanOptions:
             if field.name != "method" and getattr(self, field.name) not in (None, False)
         ]
 
-    def check(self) -> None:
-        """Refuse values that are not known."""
+    def check(self, headroom: str | None = None) -> None:
+        """Refuse values that are not known, and a budget beside a share of the device's memory."""
+        if self.memory is not None and headroom is not None:
+            raise SpecError(
+                f"--memory {self.memory} is a budget, taken as it is: --headroom {headroom} is a "
+                "share of the device's memory",
+                "drop one of them",
+            )
         for flag, value, known in (
             ("--memory-model", self.memory_model, MODELS),
             ("--semantics", self.semantics, SEMANTICS),
@@ -139,10 +145,10 @@ def plan(
     Chooses for every layer which ops to re-run and which tensors to keep, per pipeline stage.
     """
     check_units(output.units)
+    how.check(options.headroom)
     if how.emit in WHOLE:
         return _emit_run(models, options, trained, how, output)
     pasted = _pasted(how.emit, how.frontier, output)
-    how.check()
     model = models[0] if len(models) == 1 else ""
     data = problem_in(model)
     if data is not None:
