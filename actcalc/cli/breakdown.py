@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from actcalc.answers.breakdown import breakdown_run
+from actcalc.cli.choices import examples
 from actcalc.cli.options import ModelArguments, OutputOptions, RunOptions, refuse_idle, with_options
 from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.errors import SpecError
@@ -15,7 +16,12 @@ from actcalc.specs.result import joined
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@app.command(
+    epilog=examples(
+        "breakdown gpt3-175b --tp 8 --sp",
+        "breakdown llama-3-8b --policy selective -o tensors.csv",
+    )
+)
 @with_options(RunOptions, OutputOptions)
 def breakdown(models: ModelArguments, options: RunOptions, output: OutputOptions) -> int:
     """Every tensor a layer keeps: op, shape in named dimensions, formula, bytes."""

@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from actcalc.answers.explain.terms import OVERHEAD, TERMS, explain_term, term_of
+from actcalc.cli.choices import argument, examples
 from actcalc.cli.options import (
+    OptionalModel,
     OutputOptions,
     RunOptions,
     TimeOptions,
@@ -37,16 +39,21 @@ _IDLE = (
 _GRID = ("tp", "sp", "pp", "vpp", "cp", "ep", "schedule")
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@app.command(
+    epilog=examples(
+        "explain 34",
+        "explain peak llama-3-8b --tp 2 --sp",
+    )
+)
 @with_options(RunOptions, TimeOptions, OutputOptions)
 def explain(
     options: RunOptions,
     timing: TimeOptions,
     output: OutputOptions,
-    term: Annotated[str, typer.Argument(metavar="TERM", help="34, 18, zero, peak, plan, ...")],
-    model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="Whose numbers; GPT-3 if none is named.")
-    ] = None,
+    term: Annotated[
+        str, argument(metavar="TERM", help="34, 18, zero, peak, plan, ...", words=lambda: TERMS)
+    ],
+    model: OptionalModel = None,
 ) -> int:
     """How a number is derived, in a few lines, with its source."""
     chosen_format(output)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
 from actcalc.answers.calibrate import calibrate_file
 from actcalc.answers.mfu import utilisation
+from actcalc.cli.choices import examples, option
 from actcalc.cli.options import (
     MemoryOptions,
     ModelArguments,
@@ -20,6 +21,7 @@ from actcalc.cli.options import (
 )
 from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.cli.values import count_of, counting_of, replicas, seconds_of
+from actcalc.cost.flops import Counting
 from actcalc.render.mfu import mfu_sheets
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -33,14 +35,12 @@ _CALIBRATE = (
 )
 
 
-def _option(*names: str, help: str, metavar: str | None = None) -> typer.models.OptionInfo:
-    option: typer.models.OptionInfo = typer.Option(
-        *names, help=help, metavar=metavar, rich_help_panel=_PANEL, show_default=False
+@app.command(
+    epilog=examples(
+        "mfu gpt3-175b --device a100-80gb --gpus 64 --global-batch 64 --step-time 17",
+        "mfu llama-3-8b --device h100-80gb --policy full --tokens 1T",
     )
-    return option
-
-
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+)
 @with_options(RunOptions, MemoryOptions, TimeOptions, OutputOptions)
 def mfu(
     models: ModelArguments,
@@ -49,23 +49,41 @@ def mfu(
     timing: TimeOptions,
     output: OutputOptions,
     step_time: Annotated[
-        str | None, _option("--step-time", help="Measured time of one step: 1.1, 980ms.")
+        str | None,
+        option(
+            "--step-time",
+            help="Measured time of one step: 1.1, 980ms.",
+            panel=_PANEL,
+            metavar="TIME",
+        ),
     ] = None,
-    gpus: Annotated[int | None, _option("--gpus", help="Devices that take part.")] = None,
+    gpus: Annotated[
+        int | None, option("--gpus", help="Devices that take part.", panel=_PANEL)
+    ] = None,
     utilised: Annotated[
-        float | None, _option("--mfu", help="Instead of a time: the MFU it is to have.")
+        float | None,
+        option("--mfu", help="Instead of a time: the MFU it is to have, 0.45.", panel=_PANEL),
     ] = None,
     flops: Annotated[
-        str, _option("--flops", help="Count attention's scores full (default) or causal.")
+        str,
+        option(
+            "--flops",
+            help="Count attention's scores full or causal.",
+            panel=_PANEL,
+            words=lambda: get_args(Counting),
+        ),
     ] = "full",
     tokens: Annotated[
-        str | None, _option("--tokens", help="Tokens to train on: 300e9, 15T.")
+        str | None,
+        option("--tokens", help="Tokens to train on: 300e9, 15T.", panel=_PANEL, metavar="COUNT"),
     ] = None,
     price: Annotated[
-        float | None, _option("--price-per-gpu-hour", help="Price of one GPU for one hour.")
+        float | None,
+        option("--price-per-gpu-hour", help="Price of one GPU for one hour.", panel=_PANEL),
     ] = None,
     calibrate: Annotated[
-        str | None, _option("--calibrate", metavar="FILE", help=_CALIBRATE)
+        str | None,
+        option("--calibrate", metavar="FILE", help=_CALIBRATE, panel=_PANEL, files=True),
     ] = None,
 ) -> int:
     """MFU and HFU of a measured step, or the step that an MFU (or the roofline) promises.
