@@ -173,10 +173,11 @@ class RunOptions:
     ] = None
     headroom: Annotated[
         str | None,
-        _option(
+        option(
             "--headroom",
-            help="Share of the device's memory left free where something fits (default 5%).",
-            panel=_LAYOUT,
+            help="Share of the device's memory left free where something fits (default: 5%).",
+            panel=DEVICE,
+            metavar="SHARE",
         ),
     ] = None
     policy: Annotated[
