@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, get_args
 
 import typer
@@ -34,19 +34,10 @@ _CALIBRATE = (
 )
 
 
-@app.command(
-    epilog=examples(
-        "mfu gpt3-175b --device a100-80gb --gpus 64 --global-batch 64 --step-time 17",
-        "mfu llama-3-8b --device h100-80gb --policy full --tokens 1T",
-    )
-)
-@with_options(RunOptions, MemoryOptions, TimeOptions, OutputOptions)
-def mfu(
-    models: ModelArguments,
-    options: RunOptions,
-    memory: MemoryOptions,
-    timing: TimeOptions,
-    output: OutputOptions,
+@dataclass(frozen=True, eq=False, repr=False)
+class StepOptions:
+    """The step: as it was measured, as it is to be, or what it is worth."""
+
     step_time: Annotated[
         str | None,
         option(
@@ -55,14 +46,14 @@ def mfu(
             panel=_PANEL,
             metavar="TIME",
         ),
-    ] = None,
-    gpus: Annotated[
-        int | None, option("--gpus", help="Devices that take part.", panel=_PANEL)
-    ] = None,
-    utilised: Annotated[
+    ] = None
+    gpus: Annotated[int | None, option("--gpus", help="Devices that take part.", panel=_PANEL)] = (
+        None
+    )
+    mfu: Annotated[
         float | None,
         option("--mfu", help="Instead of a time: the MFU it is to have, 0.45.", panel=_PANEL),
-    ] = None,
+    ] = None
     flops: Annotated[
         str,
         option(
@@ -71,19 +62,35 @@ def mfu(
             panel=_PANEL,
             words=lambda: get_args(Counting),
         ),
-    ] = "full",
+    ] = "full"
     tokens: Annotated[
         str | None,
         option("--tokens", help="Tokens to train on: 300e9, 15T.", panel=_PANEL, metavar="COUNT"),
-    ] = None,
-    price: Annotated[
+    ] = None
+    price_per_gpu_hour: Annotated[
         float | None,
         option("--price-per-gpu-hour", help="Price of one GPU for one hour.", panel=_PANEL),
-    ] = None,
+    ] = None
     calibrate: Annotated[
         str | None,
         option("--calibrate", metavar="FILE", help=_CALIBRATE, panel=_PANEL, files=True),
-    ] = None,
+    ] = None
+
+
+@app.command(
+    epilog=examples(
+        "mfu gpt3-175b --device a100-80gb --gpus 64 --global-batch 64 --step-time 17",
+        "mfu llama-3-8b --device h100-80gb --policy full --tokens 1T",
+    )
+)
+@with_options(StepOptions, RunOptions, MemoryOptions, TimeOptions, OutputOptions)
+def mfu(
+    models: ModelArguments,
+    options: RunOptions,
+    memory: MemoryOptions,
+    timing: TimeOptions,
+    output: OutputOptions,
+    step: StepOptions,
 ) -> int:
     """MFU and HFU of a measured step, or the step that an MFU (or the roofline) promises.
 
@@ -91,17 +98,17 @@ def mfu(
     """
     check_units(output.units)
     chosen_format(output)
-    chosen = replicas(options.run(options.origin(models), training=memory.training()), gpus)
+    chosen = replicas(options.run(options.origin(models), training=memory.training()), step.gpus)
     shares = timing.shares(chosen)
-    fit = calibrate_file(calibrate, shares) if calibrate else None
+    fit = calibrate_file(step.calibrate, shares) if step.calibrate else None
     result = utilisation(
         chosen,
-        gpus=gpus,
-        step_seconds=seconds_of(step_time),
-        mfu=utilised,
-        counting=counting_of(flops),
-        tokens=count_of(tokens),
-        price_per_gpu_hour=price,
+        gpus=step.gpus,
+        step_seconds=seconds_of(step.step_time),
+        mfu=step.mfu,
+        counting=counting_of(step.flops),
+        tokens=count_of(step.tokens),
+        price_per_gpu_hour=step.price_per_gpu_hour,
         efficiency={**shares, **(fit.efficiency if fit else {})},
     )
     result = replace(result, calibration=fit)

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, get_args
 
 from actcalc.cli import choices
+from actcalc.cli.bundles import with_options as with_options
 from actcalc.cli.choices import (
     DEVICE,
     KERNELS,
     LAYOUT,
-    OUTPUT,
     RECOMPUTE,
     TRAINING,
     WORK,
     argument,
     option,
 )
+from actcalc.cli.given import flag_of as flag_of
+from actcalc.cli.given import only_given, parse_split
+from actcalc.cli.given import refuse_given as refuse_given
+from actcalc.cli.given import refuse_idle as refuse_idle
+from actcalc.cli.given import split_policies as split_policies
+from actcalc.cli.output import OutputOptions as OutputOptions
 from actcalc.errors import SpecError
 from actcalc.io.runs import resolve
 from actcalc.io.sources import Source, one_source, sources
-from actcalc.render.formats import ENDINGS, FORMATS
 from actcalc.specs.optimizers import OPTIMIZERS
 from actcalc.specs.recipes import CHOOSABLE
 from actcalc.specs.recompute import MODULES
@@ -260,8 +264,8 @@ class RunOptions:
         """Validate the source with these overrides."""
         run = resolve(
             origin,
-            model=_given(layers=self.layers),
-            layout=_given(
+            model=only_given(layers=self.layers),
+            layout=only_given(
                 tp=self.tp,
                 sp=self.sp,
                 pp=self.pp,
@@ -274,7 +278,7 @@ class RunOptions:
                 schedule=self.schedule,
                 layers_per_stage=parse_split(self.layers_per_stage),
             ),
-            workload=_given(
+            workload=only_given(
                 seq=self.seq,
                 micro_batch=self.micro_batch,
                 global_batch=self.global_batch,
@@ -333,30 +337,6 @@ class RunOptions:
         return tuple(self.run(origin, name, training) for name in self.frameworks())
 
 
-def flag_of(name: str) -> str:
-    """The flag that a field of options is given with."""
-    return "--" + name.rstrip("_").replace("_", "-")
-
-
-def refuse_given(options: RunOptions, what: str, *, keep: Sequence[str]) -> None:
-    """Refuse options that ``what`` cannot heed; those named in ``keep`` it can."""
-    for field in fields(options):
-        if field.name not in keep and getattr(options, field.name) is not None:
-            raise SpecError(
-                f"{what} takes no {flag_of(field.name)}: its sizes are its own",
-                "drop it, or measure again with other sizes",
-            )
-
-
-def refuse_idle(options: RunOptions, command: str, names: Sequence[str]) -> None:
-    """Refuse options that cannot change a command's answer, so that none is silently ignored."""
-    for name in names:
-        if getattr(options, name) is not None:
-            flag = name.replace("_", "-")
-            others = "compare and plan do" if name == "peak" else "compare and memory do"
-            raise SpecError(f"{command} does not depend on --{flag}", f"drop --{flag}; {others}")
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainingOptions:
     """How weights are trained; None means: as the run file or the framework says."""
@@ -408,7 +388,7 @@ class TrainingOptions:
 
     def training(self) -> dict[str, Any]:
         """The fields of ``specs.Training`` that were given."""
-        return _given(
+        return only_given(
             optimizer=self.optimizer,
             recipe=self.recipe,
             shards=self.shards,
@@ -435,7 +415,7 @@ class MemoryOptions(TrainingOptions):
 
     def training(self) -> dict[str, Any]:
         """The fields of ``specs.Training`` that were given."""
-        return {**super().training(), **_given(offload=_one_offload(self.offload))}
+        return {**super().training(), **only_given(offload=_one_offload(self.offload))}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -461,7 +441,7 @@ class PlanTrainingOptions(TrainingOptions):
                 f"--offload-states {states!r} names no states",
                 "use optimizer, or weights (both); --offload moves activations",
             )
-        return {**super().training(), **_given(offload=states)}
+        return {**super().training(), **only_given(offload=states)}
 
     def given(self) -> tuple[str, ...]:
         """The flags that were given."""
@@ -503,10 +483,6 @@ class TimeOptions:
         return parse_overrides(self.efficiency)
 
 
-def _given(**values: Any) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}
-
-
 def _one_offload(wanted: list[str] | None) -> str | None:
     """What is kept on the host; ``SpecError`` for several things, of which one would be lost."""
     names = set(wanted or ())
@@ -518,120 +494,3 @@ def _one_offload(wanted: list[str] | None) -> str | None:
             "name one; weights takes the optimizer's states along",
         )
     return next(iter(names), None)
-
-
-def split_policies(texts: list[str] | None) -> tuple[str, ...]:
-    """Policies from repeated options, each of which may list several with commas."""
-    names = [name.strip() for text in texts or () for name in text.split(",")]
-    if not all(names):
-        raise SpecError("--policy is empty", "name one, e.g. --policy selective")
-    return tuple(dict.fromkeys(names))
-
-
-def parse_split(text: str | None) -> tuple[int, ...] | None:
-    """``7,8x14,7`` as sixteen numbers; ``SpecError`` if it does not read like that."""
-    if text is None:
-        return None
-    counts: list[int] = []
-    for part in text.replace(" ", "").split(","):
-        count, times, repeat = part.partition("x")
-        if not count.isdigit() or (times and not repeat.isdigit()) or len(part) > 12:
-            raise SpecError(
-                f"--layers-per-stage {text!r}: {part!r} is no count",
-                "write counts joined with commas, repeats as 8x14: 7,8x14,7",
-            )
-        if times and int(repeat) > 4096:
-            raise SpecError(f"--layers-per-stage {text!r}: too many stages", "use at most 4096")
-        counts += [int(count)] * (int(repeat) if times else 1)
-    return tuple(counts)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class OutputOptions:
-    """Where and how the answer is printed."""
-
-    format: Annotated[
-        str | None,
-        option(
-            "--format",
-            help=f"{_names(FORMATS)} (default: table, or as -o says).",
-            panel=OUTPUT,
-            words=lambda: FORMATS,
-        ),
-    ] = None
-    json: Annotated[bool, option("--json", help="Same as --format json.", panel=OUTPUT)] = False
-    output: Annotated[
-        str | None,
-        option(
-            "-o",
-            "--output",
-            help=f"Write to a file; its ending says the format: {_names(ENDINGS)}.",
-            panel=OUTPUT,
-            metavar="FILE",
-            files=True,
-        ),
-    ] = None
-    units: Annotated[
-        str,
-        option(
-            "--units",
-            help="GB (powers of 1000) or GiB (of 1024).",
-            panel=OUTPUT,
-            words=lambda: ("GB", "GiB"),
-        ),
-    ] = "GB"
-
-
-def with_options(*bundles: type[Any]) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Give a command the options of each bundle; it receives one object per bundle.
-
-    The command's parameter annotated with a bundle receives it; Typer sees all fields as separate
-    options.
-    """
-
-    def decorate(command: Callable[..., int]) -> Callable[..., int]:
-        every = inspect.signature(command, eval_str=True).parameters.values()
-        keywords = {each.annotation: each.name for each in every if each.annotation in bundles}
-        own = [each for each in every if each.annotation not in bundles]
-        names = {bundle: [field.name for field in fields(bundle)] for bundle in bundles}
-
-        def wrapper(**values: Any) -> int:
-            made = {
-                keywords[bundle]: bundle(
-                    **{name: values.pop(f"{_key(name)}") for name in names[bundle]}
-                )
-                for bundle in bundles
-            }
-            return command(**values, **made)
-
-        extra = [
-            inspect.Parameter(
-                _key(field.name),
-                inspect.Parameter.KEYWORD_ONLY,
-                default=field.default,
-                annotation=_annotations(bundle)[field.name],
-            )
-            for bundle in bundles
-            for field in fields(bundle)
-        ]
-        own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-        wrapper.__signature__ = inspect.Signature([*own, *extra])  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {p.name: p.annotation for p in [*own, *extra]}
-        wrapper.__doc__ = command.__doc__
-        wrapper.__name__ = command.__name__
-        return wrapper
-
-    return decorate
-
-
-def _annotations(bundle: type[Any]) -> dict[str, Any]:
-    """The evaluated annotations of a bundle's fields, inherited ones among them."""
-    found: dict[str, Any] = {}
-    for base in reversed(bundle.__mro__[:-1]):
-        found.update(inspect.get_annotations(base, eval_str=True))
-    return found
-
-
-def _key(name: str) -> str:
-    """A parameter name that shadows nothing."""
-    return name + "_" if name in ("set", "format") else name
