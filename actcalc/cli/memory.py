@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -51,6 +52,22 @@ def _emit(
     return 0
 
 
+def answer(
+    origin: Source,
+    options: RunOptions,
+    memory: MemoryOptions,
+    *,
+    largest: Sequence[str] = (),
+    timeline: bool = False,
+) -> list[MemoryReport]:
+    """One report for each framework profile that is asked for."""
+    refuse_idle(options, "memory", ("peak",))
+    return [
+        memory_run(run, limits=largest, timeline=timeline)
+        for run in options.runs(origin, memory.training())
+    ]
+
+
 @app.command(
     epilog=examples(
         "memory llama-3-8b --device h100-80gb --policy full",
@@ -94,15 +111,14 @@ def memory(
     if emit_for is not None:
         return _emit(emit_for, options, options.origin(models), memory.training(), output)
     chosen_format(output)
-    refuse_idle(options, "memory", ("peak",))
     origins = options.origins(models)
     if len(origins) > 2:
         raise SpecError(f"memory compares two runs, not {len(origins)}", "name one or two")
-    training = memory.training()
-    results: list[MemoryReport] = []
-    for origin in origins:
-        for run in options.runs(origin, training):
-            results.append(memory_run(run, limits=largest or (), timeline=timeline))
+    results = [
+        result
+        for origin in origins
+        for result in answer(origin, options, memory, largest=largest or (), timeline=timeline)
+    ]
 
     def sheets() -> list[Sheet]:
         if len(results) == 2:

@@ -8,7 +8,7 @@ from typing import Annotated, get_args
 import typer
 
 from actcalc.answers.calibrate import calibrate_file
-from actcalc.answers.mfu import utilisation
+from actcalc.answers.mfu import Utilisation, utilisation
 from actcalc.cli.choices import examples, option
 from actcalc.cli.options import (
     MemoryOptions,
@@ -21,6 +21,7 @@ from actcalc.cli.options import (
 from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.cli.values import count_of, counting_of, replicas, seconds_of
 from actcalc.cost.flops import Counting
+from actcalc.io.sources import Source
 from actcalc.render.mfu import mfu_sheets
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -77,6 +78,30 @@ class StepOptions:
     ] = None
 
 
+def answer(
+    origin: Source,
+    options: RunOptions,
+    memory: MemoryOptions,
+    timing: TimeOptions,
+    step: StepOptions,
+) -> Utilisation:
+    """The utilisation of the step that the options describe."""
+    chosen = replicas(options.run(origin, training=memory.training()), step.gpus)
+    shares = timing.shares(chosen)
+    fit = calibrate_file(step.calibrate, shares) if step.calibrate else None
+    result = utilisation(
+        chosen,
+        gpus=step.gpus,
+        step_seconds=seconds_of(step.step_time),
+        mfu=step.mfu,
+        counting=counting_of(step.flops),
+        tokens=count_of(step.tokens),
+        price_per_gpu_hour=step.price_per_gpu_hour,
+        efficiency={**shares, **(fit.efficiency if fit else {})},
+    )
+    return replace(result, calibration=fit)
+
+
 @app.command(
     epilog=examples(
         "mfu gpt3-175b --device a100-80gb --gpus 64 --global-batch 64 --step-time 17",
@@ -98,19 +123,6 @@ def mfu(
     """
     check_units(output.units)
     chosen_format(output)
-    chosen = replicas(options.run(options.origin(models), training=memory.training()), step.gpus)
-    shares = timing.shares(chosen)
-    fit = calibrate_file(step.calibrate, shares) if step.calibrate else None
-    result = utilisation(
-        chosen,
-        gpus=step.gpus,
-        step_seconds=seconds_of(step.step_time),
-        mfu=step.mfu,
-        counting=counting_of(step.flops),
-        tokens=count_of(step.tokens),
-        price_per_gpu_hour=step.price_per_gpu_hour,
-        efficiency={**shares, **(fit.efficiency if fit else {})},
-    )
-    result = replace(result, calibration=fit)
+    result = answer(options.origin(models), options, memory, timing, step)
     emit(lambda: mfu_sheets(result, output.units), result.document, output)
     return 0 if result.possible and (result.fits or result.basis != "predicted") else 1

@@ -236,7 +236,7 @@ class RunOptions:
         str | None,
         option(
             "--from",
-            help="Read files as: {words}.",
+            help="Kind of file to read MODEL as: {words}.",
             panel=WORK,
             metavar="KIND",
             words=choices.file_kinds,
