@@ -5,15 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import typer
-
+from actcalc.cli.choices import TUNING, option
+from actcalc.specs.targets import TARGET_GROUPS
 from actcalc.specs.training import TRAINABLE
-
-_PANEL = "Fine-tuning"
-
-
-def _option(*names: str, help: str) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=_PANEL, show_default=False)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -21,36 +15,53 @@ class TuningOptions:
     """Adapters, frozen parts and a quantised base; None means: as the run file says."""
 
     lora_rank: Annotated[
-        int | None, _option("--lora-rank", help="Train adapters of this rank.")
+        int | None, option("--lora-rank", help="Train adapters of this rank.", panel=TUNING)
     ] = None
     lora_targets: Annotated[
         str | None,
-        _option(
+        option(
             "--lora-targets",
             help="attention, mlp, all-linear, names (q,v) or a pattern of module paths.",
+            panel=TUNING,
+            metavar="WHERE",
+            words=lambda: TARGET_GROUPS,
         ),
     ] = None
     dora: Annotated[
-        bool | None, _option("--dora/--no-dora", help="Adapters with a magnitude (DoRA).")
+        bool | None,
+        option("--dora/--no-dora", help="Adapters with a magnitude (DoRA).", panel=TUNING),
     ] = None
     base_bits: Annotated[
         int | None,
-        _option("--base-bits", help="Bits of the frozen base: 4 (nf4, double quantisation), 8."),
+        option(
+            "--base-bits",
+            help="Bits of the frozen base: 4 (nf4, double quantisation) or 8.",
+            panel=TUNING,
+        ),
     ] = None
     qlora: Annotated[
         bool | None,
-        _option("--qlora", help="--base-bits 4 --lora-rank 16 on all linear layers."),
+        option("--qlora", help="--base-bits 4 --lora-rank 16, on all linear layers.", panel=TUNING),
     ] = None
     train: Annotated[
         str | None,
-        _option("--train", help=f"Parts to train: {', '.join(TRAINABLE)}; nothing else, or too."),
+        option(
+            "--train",
+            help="Parts trained, alone or beside adapters: {words}.",
+            panel=TUNING,
+            metavar="PARTS",
+            words=lambda: TRAINABLE,
+        ),
     ] = None
     freeze: Annotated[
         int | None,
-        _option("--freeze", help="First layers that stay frozen; -N: all but N."),
+        option(
+            "--freeze", help="First layers that stay frozen; -N: all but the last N.", panel=TUNING
+        ),
     ] = None
     galore_rank: Annotated[
-        int | None, _option("--galore-rank", help="Project gradients to this rank (GaLore).")
+        int | None,
+        option("--galore-rank", help="Project gradients to this rank (GaLore).", panel=TUNING),
     ] = None
 
     def changes_layers(self) -> tuple[str, ...]:
