@@ -15,8 +15,8 @@ from actcalc.cli.options import (
     split_policies,
     with_options,
 )
-from actcalc.cli.output import check_units, chosen_format, emit
-from actcalc.errors import SpecError
+from actcalc.cli.output import check_units, chosen_format, emit, write_whole
+from actcalc.errors import SpecError, say
 
 if TYPE_CHECKING:
     from actcalc.answers.measure.figures import Measurement
@@ -90,11 +90,10 @@ def measure(
         else _of_model(model or "", options, save is not None)
     )
     if save is not None and measured.layer is not None:
-        from actcalc.measure.layer import write_layer
+        from actcalc.measure.layer import layer_text
 
-        write_layer(measured.layer, save)
-        takers = f"`actcalc compare {save}` and `actcalc plan {save}`"
-        typer.echo(f"wrote {save}: the layer, for {takers}", err=True)
+        write_whole(Path(save), layer_text(measured.layer, save))
+        say(f"wrote {save}: the layer, for `actcalc compare {save}` and `actcalc plan {save}`")
 
     def sheets() -> list[Sheet]:
         from actcalc.render.measure import measure_sheets

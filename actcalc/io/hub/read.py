@@ -12,7 +12,8 @@ from actcalc.io.hub.family import ACTIVATIONS, SIZES, Family, Keys
 from actcalc.io.hub.patterns import ROPE_RULES, attention_kinds, mlp_kinds, window_of
 from actcalc.io.hub.reading import Reading
 from actcalc.io.hub.refused import REFUSED
-from actcalc.io.hub.values import MAX_LAYERS, Values, shown
+from actcalc.io.hub.values import Values, shown
+from actcalc.specs.base import MAX_LAYERS
 
 DEFAULT_SEQ = 4096
 """Longest sequence assumed where a configuration allows more."""
