@@ -48,6 +48,8 @@ class SpecError(Exception):
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(_line(message))
         self.hint = _line(hint)
+        if hint:
+            self.add_note(f"hint: {self.hint}")  # which a traceback shows
 
 
 _FILE_HINTS: Mapping[int, str] = {

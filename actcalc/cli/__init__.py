@@ -34,6 +34,11 @@ def main() -> None:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:  # what the terminal's alphabet lacks is written out
                 stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        if "_ACTCALC_COMPLETE" in os.environ:
+            from actcalc.cli.completion import answer
+
+            answer(sys.argv[1:])
+            raise SystemExit(0)
         from actcalc.cli.app import run
 
         code = run(sys.argv[1:])

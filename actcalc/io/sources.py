@@ -231,7 +231,7 @@ def run_fields(data: dict[str, Any], where: str) -> Source:
             f"{where}: unknown key {shorten(unknown[0])}",
             hint or "a run file has: " + ", ".join(RUN_KEYS),
         )
-    return _merged(
+    return merged(
         _base_of(data, where),
         layout=_section(data, "layout", where),
         workload=_section(data, "workload", where),
@@ -262,10 +262,10 @@ def _base_of(data: Mapping[str, Any], where: str) -> Source:
             "keep one of them",
         )
     if preset is not None:
-        return _merged(_by_name(preset, where), model=fields)
+        return merged(_by_name(preset, where), model=fields)
     if file is not None:
-        return _merged(_within(where, file), model=fields)
-    return _merged(Source(name=where, model={"name": Path(where).stem}), model=fields)
+        return merged(_within(where, file), model=fields)
+    return merged(Source(name=where, model={"name": Path(where).stem}), model=fields)
 
 
 def _by_name(preset: str, where: str) -> Source:
@@ -341,7 +341,8 @@ def _policies(data: Mapping[str, Any], where: str) -> tuple[str, ...]:
     return tuple(listed)
 
 
-def _merged(base: Source, **parts: Any) -> Source:
+def merged(base: Source, **parts: Any) -> Source:
+    """A source with fields of its parts replaced (``layout={"tp": 8}``)."""
     return Source(
         name=base.name,
         model={**base.model, **parts.get("model", {})},
