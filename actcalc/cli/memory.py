@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +21,10 @@ from actcalc.io.sources import Source
 from actcalc.render.memory import memory_sheets, two_sheets
 from actcalc.render.sheet import Sheet
 from actcalc.specs.result import joined
+from actcalc.specs.run import Run
+
+if TYPE_CHECKING:
+    from actcalc.render.charts.chart import Chart, Charts
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _PANEL = "Memory"
@@ -47,6 +51,23 @@ def _emit(
         print(f"note: {note}", file=sys.stderr)
     emit_text(text, output)
     return 0
+
+
+def _charts(result: MemoryReport, run: Run, output: OutputOptions) -> Charts:
+    """The stages, and the fullest one through a step."""
+
+    def stages() -> Chart:
+        from actcalc.render.charts.memory import stages_chart
+
+        return stages_chart(result, output.units)
+
+    def step() -> Chart:
+        from actcalc.answers.step_memory import step_memory
+        from actcalc.render.charts.memory import step_chart
+
+        return step_chart(step_memory(run), output.units)
+
+    return {"stages": stages, "step": step}
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -103,5 +124,8 @@ def memory(
             return two_sheets(results[0], results[1], output.units)
         return [sheet for result in results for sheet in memory_sheets(result, output.units)]
 
-    emit(sheets, lambda: joined(results, "runs"), output)
+    charts = None
+    if len(results) == 1:
+        charts = _charts(results[0], options.run(origins[0], None, training), output)
+    emit(sheets, lambda: joined(results, "runs"), output, charts)
     return 1 if any(result.fits is False for result in results) else 0

@@ -448,6 +448,10 @@ class OutputOptions:
             panel=_OUT,
         ),
     ] = None
+    plot: Annotated[
+        str | None,
+        _option("--plot", help="Which chart to draw, with -o FILE.svg: see README.", panel=_OUT),
+    ] = None
     units: Annotated[str, _option("--units", help="GB (decimal) or GiB.", panel=_OUT)] = "GB"
 
 
