@@ -57,8 +57,6 @@ class StepMemory(RunAnswer):
     """Micro-batches the moments are of: fewer than a step has where its middle repeats itself."""
     overhead_bytes: int
     """What the driver and libraries take beside the allocator."""
-    device_bytes: int | None
-    """What the device can hold; null without one."""
     moments: tuple[StepMoment, ...]
     """Every moment in order, the optimizer step last."""
 
@@ -78,7 +76,6 @@ def step_memory(run: Run) -> StepMemory:
         stage=top.stage,
         microbatches_shown=shown,
         overhead_bytes=top.overhead_bytes,
-        device_bytes=run.device.usable_bytes if run.device else None,
         moments=tuple(_moments(memory.table(top.stage), works)),
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
+from actcalc.answers.header import RunAnswer
 from actcalc.answers.memory import MemoryReport
 from actcalc.answers.step_memory import StepMemory, StepMoment
 from actcalc.memory.figures import StageFigure
@@ -22,6 +23,7 @@ from actcalc.render.charts.chart import (
     quantity,
     scale_of,
 )
+from actcalc.render.room import room, usable_bytes
 from actcalc.render.units import scale, size
 
 _Part = tuple[str, str, Callable[[StageFigure], int]]
@@ -72,8 +74,8 @@ def stages_chart(result: MemoryReport, units: str) -> Chart:
         name="stages",
         title=f"{result.title}: memory of one GPU"
         + (" per pipeline stage" if len(stages) > 1 else ""),
-        about=about + _limit_words(result.device, limit, units),
-        body={"layer": [bars, *_limit_line(result.device, limit, divisor, units)], "height": 320},
+        about=about + _limit_words(result, units),
+        body={"layer": [bars, *_limit_line(result, divisor, units)], "height": 320},
         lines=(f"At the highest moment of a step, policy {result.policy}.",),
     )
 
@@ -83,32 +85,31 @@ def _told(stages: tuple[StageFigure, ...]) -> list[StageFigure]:
     return [next(same) for _, same in groupby(stages, key=lambda stage: stage.total_bytes)]
 
 
-def _limit(result: MemoryReport) -> int | None:
-    """What the device can hold; None without one."""
+def _limit(result: RunAnswer) -> int | None:
+    """What a run may take of the device, its headroom left free; None without a device."""
     if result.device is None:
         return None
-    found: int = result.device["memory_bytes"] or result.device["memory_nominal_bytes"]
-    return found
+    return int(usable_bytes(result.device) * (1 - (result.headroom_ratio or 0.0)))
 
 
-def _limit_words(device: dict[str, Any] | None, limit: int | None, units: str) -> str:
-    return f"; {device['name']} has {size(limit, units)}" if device and limit else ""
+def _limit_words(result: RunAnswer, units: str) -> str:
+    if result.device is None:
+        return ""
+    return f"; {result.device['name']} has {room(result.device, result.headroom_ratio, units)}"
 
 
-def _limit_line(
-    device: dict[str, Any] | None, limit: int | None, divisor: float, units: str
-) -> list[dict[str, Any]]:
-    """A line at what the device holds, with its name; nothing without a device."""
-    if device is None or limit is None:
+def _limit_line(result: RunAnswer, divisor: float, units: str) -> list[dict[str, Any]]:
+    """A line at what the device has room for, with its name; nothing without a device."""
+    limit = _limit(result)
+    if result.device is None or limit is None:
         return []
-    name = f"{device['name']}: {size(limit, units)}"
+    name = f"{result.device['name']}: {room(result.device, result.headroom_ratio, units)}"
     data = {"values": [{"value": limit / divisor, "text": name, "about": name}]}
     y = quantity("value", "")
     line = {"type": "rule", "strokeDash": [6, 4], "strokeWidth": 2, "color": VERMILION}
     words = {"type": "text", "align": "left", "baseline": "bottom", "dx": 4, "dy": -3}
-    at = {"y": y, "description": {"field": "about"}}
     return [
-        {"data": data, "mark": line, "encoding": at},
+        {"data": data, "mark": line, "encoding": {"y": y, "description": {"field": "about"}}},
         {"data": data, "mark": words, "encoding": {"y": y, "x": {"value": 0},
                                                     "text": {"field": "text"}}},
     ]  # fmt: skip
@@ -126,7 +127,7 @@ _LAYERS = (
 def step_chart(result: StepMemory, units: str) -> Chart:
     """A stage's memory through one step: forward climbs, backward descends, the peak is marked."""
     top = max(result.moments, key=lambda moment: moment.total_bytes)
-    most = max(top.total_bytes + result.overhead_bytes, result.device_bytes or 0)
+    most = max(top.total_bytes + result.overhead_bytes, _limit(result) or 0)
     divisor, unit = scale(most, units)
     rows = [_values(result, moment, divisor) for moment in (*result.moments, _closing(result))]
     names = [name for name, _ in _LAYERS if any(row[name] for row in rows)]
@@ -165,13 +166,12 @@ def step_chart(result: StepMemory, units: str) -> Chart:
         name="step",
         title=f"{result.title}: memory through one step"
         + (f" on stage {result.stage}" if result.schedule != "none" else ""),
-        about=f"It is highest {top.at}: {whole}"
-        + _limit_words(result.device, result.device_bytes, units),
+        about=f"It is highest {top.at}: {whole}" + _limit_words(result, units),
         body={
             "layer": [
                 areas,
                 points,
-                *_limit_line(result.device, result.device_bytes, divisor, units),
+                *_limit_line(result, divisor, units),
             ],
             "height": 320,
         },
