@@ -50,17 +50,12 @@ def layer_chart(picture: LayerPicture, units: str) -> Chart:
         "mark": {"type": "text", "color": "#000000", "fontWeight": "bold"},
         "encoding": {**name, "x": quantity("at", axis), "text": {"field": "text"}},
     }
-    right = {
-        "data": {"values": ends},
-        "mark": {"type": "text", "align": "left", "dx": 5},
-        "encoding": {**name, "x": quantity("at", axis), "text": {"field": "text"}},
-    }
     kind = "layer" if picture.count == picture.model["layers"] else f"{picture.layer} layer"
     return Chart(
         name="layer",
         title=f"{picture.title}: activations that one {kind} keeps for backward",
         about="; ".join(f"{end['policy']} {end['text']}" for end in ends),
-        body={"layer": [bars, inside, right], "height": {"step": 30}},
+        body={"layer": [bars, inside, _behind(ends, axis)], "height": {"step": 30}},
         lines=(
             "Per GPU and micro-batch. Numbers in the bars: bytes in units of "
             f"{picture.unit}, of what grows with s and of what grows with s².",
@@ -106,34 +101,11 @@ def timeline_chart(picture: LayerPicture) -> Chart:
     """Forward, re-run and backward of a few layers, policy by policy."""
     timed = picture.measure == "seconds"
     divisor, unit = (1e-3, "ms") if timed else _flops_unit(picture)
-    rows: list[dict[str, Any]] = []
-    ends: list[dict[str, Any]] = []
-    for one in picture.policies:
-        for work in one.work:
-            amount = work.end - work.start
-            shown = f"{digits(amount / divisor)} ms" if timed else flops(amount)
-            rows.append(
-                {
-                    "policy": one.policy,
-                    "kind": work.kind,
-                    "layer": work.layer,
-                    "start": work.start / divisor,
-                    "end": work.end / divisor,
-                    "middle": (work.start + work.end) / 2 / divisor,
-                    "text": f"{'B' if work.kind == 'backward' else 'F'}{work.layer}",
-                    "about": f"{one.policy}: {work.kind} of layer {work.layer}, {shown}",
-                }
-            )
-        again = sum(work.end - work.start for work in one.work if work.kind == "re-run")
-        total = max((work.end for work in one.work), default=0.0)
-        share = again / (total - again) if total > again else 0.0
-        text = f"+{percent(share)}" if again else ""
-        ends.append({"policy": one.policy, "at": total / divisor, "text": text})
+    rows = [row for one in picture.policies for row in _work_rows(one, divisor, timed=timed)]
+    ends = [_again(one, divisor) for one in picture.policies]
     widest = max(end["at"] for end in ends)
-    of = "of one rank" if timed else "over all ranks"
-    axis = f"{unit} {of}, one micro-batch"
+    axis = f"{unit} {'of one rank' if timed else 'over all ranks'}, one micro-batch"
     name = {"y": category("policy", axis={"domain": False, "ticks": False})}
-    kinds = ["forward", "re-run", "backward"]
     colours = {"forward": BLUE, "re-run": ORANGE, "backward": GREY}
     bars = {
         "data": {"values": rows},
@@ -147,7 +119,7 @@ def timeline_chart(picture: LayerPicture) -> Chart:
             **name,
             "x": quantity("start", axis, scale=_room(widest), axis={"grid": False}),
             "x2": {"field": "end"},
-            "color": category("kind", scale=scale_of(kinds, colours)),
+            "color": category("kind", scale=scale_of(list(colours), colours)),
             "description": {"field": "about"},
         },
     }
@@ -156,23 +128,60 @@ def timeline_chart(picture: LayerPicture) -> Chart:
         "mark": {"type": "text", "color": "#000000"},
         "encoding": {**name, "x": quantity("middle", axis), "text": {"field": "text"}},
     }
-    right = {
-        "data": {"values": ends},
-        "mark": {"type": "text", "align": "left", "dx": 5},
-        "encoding": {**name, "x": quantity("at", axis), "text": {"field": "text"}},
-    }
     many = "one layer" if picture.drawn == 1 else f"{picture.drawn} layers"
     where = f" on {picture.device['name']}" if picture.device else ""
     return Chart(
         name="timeline",
         title=f"{picture.title}: the work of {many} by policy{where}",
         about="; ".join(f"{end['policy']} {end['text'] or 're-runs nothing'}" for end in ends),
-        body={"layer": [bars, inside, right], "height": {"step": 30}},
+        body={"layer": [bars, inside, _behind(ends, axis)], "height": {"step": 30}},
         lines=(
             f"Drawn are {many} of {picture.count} in a chunk of their own. F forward, B backward; "
             "at the right what is computed again, over forward and backward.",
         ),
     )
+
+
+def _behind(ends: list[dict[str, Any]], axis: str) -> dict[str, Any]:
+    """A word behind each bar."""
+    return {
+        "data": {"values": ends},
+        "mark": {"type": "text", "align": "left", "dx": 5},
+        "encoding": {
+            "y": category("policy", axis={"domain": False, "ticks": False}),
+            "x": quantity("at", axis),
+            "text": {"field": "text"},
+        },
+    }
+
+
+def _work_rows(one: PolicyPicture, divisor: float, *, timed: bool) -> list[dict[str, Any]]:
+    rows = []
+    for work in one.work:
+        amount = work.end - work.start
+        shown = f"{digits(amount / divisor)} ms" if timed else flops(amount)
+        rows.append(
+            {
+                "policy": one.policy,
+                "kind": work.kind,
+                "layer": work.layer,
+                "start": work.start / divisor,
+                "end": work.end / divisor,
+                "middle": (work.start + work.end) / 2 / divisor,
+                "text": f"{'B' if work.kind == 'backward' else 'F'}{work.layer}",
+                "about": f"{one.policy}: {work.kind} of layer {work.layer}, {shown}",
+            }
+        )
+    return rows
+
+
+def _again(one: PolicyPicture, divisor: float) -> dict[str, Any]:
+    """The end of a policy's time line, and what it computes again over the rest."""
+    again = sum(work.end - work.start for work in one.work if work.kind == "re-run")
+    total = max((work.end for work in one.work), default=0.0)
+    share = again / (total - again) if total > again else 0.0
+    text = f"+{percent(share)}" if again else ""
+    return {"policy": one.policy, "at": total / divisor, "text": text}
 
 
 def _flops_unit(picture: LayerPicture) -> tuple[float, str]:
