@@ -25,6 +25,7 @@ from actcalc.specs.result import joined
 
 if TYPE_CHECKING:
     from actcalc.answers.layer_picture import LayerPicture
+    from actcalc.answers.measured_layer import LayerComparison
     from actcalc.measure.layer import MeasuredLayer
     from actcalc.render.charts.chart import Chart, Charts
     from actcalc.specs.run import Run
@@ -46,17 +47,15 @@ def compare(
     chosen_format(output)
     layer = measured_layer(models[0]) if len(models) == 1 else None
     if layer is not None:
-        if timing.efficiency:
-            raise SpecError("a measured layer is not timed", "drop --efficiency")
-        return _compare_layer(layer, options, output)
+        from actcalc.render.measure import layer_sheets
+
+        result = layer_answer(layer, options, timing)
+        emit(lambda: layer_sheets(result, output.units), result.document, output)
+        return 0
     origins = options.origins(models)
     if len(origins) > 1:
         return _compare_models(origins, options, timing, output)
-    chosen = bool(options.policies())
-    results = [
-        compare_run(run, timing.shares(run), beside=len(run.policies) == 1 and not chosen)
-        for run in options.runs(origins[0])
-    ]
+    results = answer(origins[0], options, timing)
 
     def sheets() -> list[Sheet]:
         if len(results) == 1:
@@ -91,6 +90,29 @@ def _charts(results: list[Comparison], runs: tuple[Run, ...], output: OutputOpti
     return {"layer": layer, "timeline": timeline}
 
 
+def answer(origin: Source, options: RunOptions, timing: TimeOptions) -> list[Comparison]:
+    """One comparison for each framework profile that is asked for."""
+    chosen = bool(options.policies())
+    return [
+        compare_run(run, timing.shares(run), beside=len(run.policies) == 1 and not chosen)
+        for run in options.runs(origin)
+    ]
+
+
+def layer_answer(layer: MeasuredLayer, options: RunOptions, timing: TimeOptions) -> LayerComparison:
+    """Modules of a measured layer side by side; its sizes are as it was measured."""
+    from actcalc.answers.measured_layer import compare_layer
+
+    if timing.efficiency:
+        raise SpecError("a measured layer is not timed", "drop --efficiency")
+    refuse_given(options, "a measured layer", keep=("layers", "policy"))
+    return compare_layer(
+        layer,
+        layers=1 if options.layers is None else options.layers,
+        policies=split_policies(options.policy),
+    )
+
+
 def _compare_models(
     origins: list[Source],
     options: RunOptions,
@@ -118,18 +140,3 @@ def _code(results: list[Comparison]) -> int:
     """
     fits = [p.fits for result in results if len(result.policies) > 1 for p in result.policies]
     return 1 if False in fits and True not in fits else 0
-
-
-def _compare_layer(layer: MeasuredLayer, options: RunOptions, output: OutputOptions) -> int:
-    """Modules of a measured layer side by side; its sizes are as it was measured."""
-    from actcalc.answers.measured_layer import compare_layer
-    from actcalc.render.measure import layer_sheets
-
-    refuse_given(options, "a measured layer", keep=("layers", "policy"))
-    result = compare_layer(
-        layer,
-        layers=1 if options.layers is None else options.layers,
-        policies=split_policies(options.policy),
-    )
-    emit(lambda: layer_sheets(result, output.units), result.document, output)
-    return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -67,28 +68,9 @@ def measure(
     """
     check_units(output.units)
     chosen_format(output)
-    if (model is None) == (module is None):
-        raise SpecError(
-            "measure takes a MODEL or --module, and was given "
-            + ("neither" if model is None else "both"),
-            "actcalc measure llama-3-8b, or actcalc measure --module block.py:factory",
-        )
-    if options.device not in (None, "cuda"):
-        raise SpecError(
-            f"--device {options.device}: a measurement runs here or nowhere",
-            "use --device cuda for one real step on this machine's GPU, or drop it",
-        )
-    for flag in ("device_memory", "peak", "headroom"):
-        if getattr(options, flag) is not None:
-            name = flag.replace("_", "-")
-            raise SpecError(f"--{name}: a measurement uses what is here", f"drop --{name}")
     if module is not None and check:
         raise SpecError("--check compares with a prediction, and --module has none", "drop --check")
-    result, measured = (
-        _of_module(module, options, save is not None)
-        if module is not None
-        else _of_model(model or "", options, save is not None)
-    )
+    result, measured = answer(model, module, options, keep_layer=save is not None)
     if save is not None and measured.layer is not None:
         from actcalc.measure.layer import write_layer
 
@@ -105,8 +87,36 @@ def measure(
     return int(check and result.exact is not True)
 
 
+def answer(
+    model: str | None,
+    module: str | Callable[[], Any] | None,
+    options: RunOptions,
+    *,
+    keep_layer: bool = False,
+) -> tuple[Measurement, Measured]:
+    """What was measured of a model or a module, and all that was recorded of it."""
+    if (model is None) == (module is None):
+        raise SpecError(
+            "measure takes a MODEL or --module, and was given "
+            + ("neither" if model is None else "both"),
+            "actcalc measure llama-3-8b, or actcalc measure --module block.py:factory",
+        )
+    if options.device not in (None, "cuda"):
+        raise SpecError(
+            f"--device {options.device}: a measurement runs here or nowhere",
+            "use --device cuda for one real step on this machine's GPU, or drop it",
+        )
+    for flag in ("device_memory", "peak", "headroom"):
+        if getattr(options, flag) is not None:
+            name = flag.replace("_", "-")
+            raise SpecError(f"--{name}: a measurement uses what is here", f"drop --{name}")
+    if module is not None:
+        return _of_module(module, options, keep_layer)
+    return _of_model(model or "", options, keep_layer)
+
+
 def _of_module(
-    reference: str, options: RunOptions, keep_layer: bool
+    reference: str | Callable[[], Any], options: RunOptions, keep_layer: bool
 ) -> tuple[Measurement, Measured]:
     """Measure a module of the user's, which brings its own sizes."""
     from actcalc.answers.measure import measure_own_module

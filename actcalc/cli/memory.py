@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -43,8 +44,8 @@ def _emit(
     """Print the run as a framework's file, and what reading it had to say on standard error."""
     from actcalc.io.writers import written
 
-    if output.json or output.format is not None:
-        raise SpecError(f"--emit {target} is text to paste", "drop --json and --format")
+    if output.json or output.format is not None or output.plot is not None:
+        raise SpecError(f"--emit {target} is text to paste", "drop --json, --format and --plot")
     run = options.run(origin, options.frameworks()[0], training)
     text = written(run, target)
     for note in run.warnings:
@@ -68,6 +69,22 @@ def _charts(result: MemoryReport, run: Run, output: OutputOptions) -> Charts:
         return step_chart(step_memory(run), output.units)
 
     return {"stages": stages, "step": step}
+
+
+def answer(
+    origin: Source,
+    options: RunOptions,
+    memory: MemoryOptions,
+    *,
+    largest: Sequence[str] = (),
+    timeline: bool = False,
+) -> list[MemoryReport]:
+    """One report for each framework profile that is asked for."""
+    refuse_idle(options, "memory", ("peak",))
+    return [
+        memory_run(run, limits=largest, timeline=timeline)
+        for run in options.runs(origin, memory.training())
+    ]
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -109,15 +126,14 @@ def memory(
     if emit_for is not None:
         return _emit(emit_for, options, options.origin(models), memory.training(), output)
     chosen_format(output)
-    refuse_idle(options, "memory", ("peak",))
     origins = options.origins(models)
     if len(origins) > 2:
         raise SpecError(f"memory compares two runs, not {len(origins)}", "name one or two")
-    training = memory.training()
-    results: list[MemoryReport] = []
-    for origin in origins:
-        for run in options.runs(origin, training):
-            results.append(memory_run(run, limits=largest or (), timeline=timeline))
+    results = [
+        result
+        for origin in origins
+        for result in answer(origin, options, memory, largest=largest or (), timeline=timeline)
+    ]
 
     def sheets() -> list[Sheet]:
         if len(results) == 2:
@@ -126,6 +142,6 @@ def memory(
 
     charts = None
     if len(results) == 1:
-        charts = _charts(results[0], options.run(origins[0], None, training), output)
+        charts = _charts(results[0], options.run(origins[0], training=memory.training()), output)
     emit(sheets, lambda: joined(results, "runs"), output, charts)
     return 1 if any(result.fits is False for result in results) else 0

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from actcalc.answers.calibrate import calibrate_file
-from actcalc.answers.mfu import utilisation
+from actcalc.answers.mfu import Utilisation, utilisation
 from actcalc.cli.options import (
     MemoryOptions,
     ModelArguments,
@@ -19,6 +19,7 @@ from actcalc.cli.options import (
 )
 from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.cli.values import count_of, counting_of, replicas, seconds_of
+from actcalc.io.sources import Source
 from actcalc.render.mfu import mfu_sheets
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -37,6 +38,37 @@ def _option(*names: str, help: str, metavar: str | None = None) -> typer.models.
         *names, help=help, metavar=metavar, rich_help_panel=_PANEL, show_default=False
     )
     return option
+
+
+def answer(
+    origin: Source,
+    options: RunOptions,
+    memory: MemoryOptions,
+    timing: TimeOptions,
+    *,
+    step_time: str | None = None,
+    gpus: int | None = None,
+    utilised: float | None = None,
+    flops: str = "full",
+    tokens: str | None = None,
+    price: float | None = None,
+    calibrate: str | None = None,
+) -> Utilisation:
+    """The utilisation of the step that the options describe."""
+    chosen = replicas(options.run(origin, training=memory.training()), gpus)
+    shares = timing.shares(chosen)
+    fit = calibrate_file(calibrate, shares) if calibrate else None
+    result = utilisation(
+        chosen,
+        gpus=gpus,
+        step_seconds=seconds_of(step_time),
+        mfu=utilised,
+        counting=counting_of(flops),
+        tokens=count_of(tokens),
+        price_per_gpu_hour=price,
+        efficiency={**shares, **(fit.efficiency if fit else {})},
+    )
+    return replace(result, calibration=fit)
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -73,19 +105,18 @@ def mfu(
     """
     check_units(output.units)
     chosen_format(output)
-    chosen = replicas(options.run(options.origin(models), training=memory.training()), gpus)
-    shares = timing.shares(chosen)
-    fit = calibrate_file(calibrate, shares) if calibrate else None
-    result = utilisation(
-        chosen,
+    result = answer(
+        options.origin(models),
+        options,
+        memory,
+        timing,
+        step_time=step_time,
         gpus=gpus,
-        step_seconds=seconds_of(step_time),
-        mfu=utilised,
-        counting=counting_of(flops),
-        tokens=count_of(tokens),
-        price_per_gpu_hour=price,
-        efficiency={**shares, **(fit.efficiency if fit else {})},
+        utilised=utilised,
+        flops=flops,
+        tokens=tokens,
+        price=price,
+        calibrate=calibrate,
     )
-    result = replace(result, calibration=fit)
     emit(lambda: mfu_sheets(result, output.units), result.document, output)
     return 0 if result.possible and (result.fits or result.basis != "predicted") else 1

@@ -506,6 +506,15 @@ def with_options(*bundles: type[Any]) -> Callable[[Callable[..., int]], Callable
     return decorate
 
 
+def help_of(bundle: type[Any]) -> dict[str, str]:
+    """What each field of a bundle means: the help of its flag."""
+    notes = _annotations(bundle)
+    return {
+        field.name: str(getattr(notes[field.name].__metadata__[0], "help", ""))
+        for field in fields(bundle)
+    }
+
+
 def _annotations(bundle: type[Any]) -> dict[str, Any]:
     """The evaluated annotations of a bundle's fields, inherited ones among them."""
     found: dict[str, Any] = {}

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from actcalc.answers.plan_changes import PlanStates
     from actcalc.measure.layer import MeasuredLayer
     from actcalc.render.charts.chart import Chart, Charts
+    from actcalc.specs.run import Run
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -94,8 +95,14 @@ class PlanOptions:
             if field.name != "method" and getattr(self, field.name) not in (None, False)
         ]
 
-    def check(self) -> None:
-        """Refuse values that are not known."""
+    def check(self, headroom: str | None = None) -> None:
+        """Refuse values that are not known, and a budget beside a share of the device's memory."""
+        if self.memory is not None and headroom is not None:
+            raise SpecError(
+                f"--memory {self.memory} is a budget, taken as it is: --headroom {headroom} is a "
+                "share of the device's memory",
+                "drop one of them",
+            )
         for flag, value, known in (
             ("--memory-model", self.memory_model, MODELS),
             ("--semantics", self.semantics, SEMANTICS),
@@ -139,29 +146,27 @@ def plan(
     Chooses for every layer which ops to re-run and which tensors to keep, per pipeline stage.
     """
     check_units(output.units)
-    if how.memory is not None and options.headroom is not None:
-        raise SpecError(
-            f"--memory {how.memory} is a budget, taken as it is: --headroom {options.headroom} is "
-            "a share of the device's memory",
-            "drop one of them",
-        )
+    how.check(options.headroom)
     if how.emit in WHOLE:
         return _emit_run(models, options, trained, how, output)
     pasted = _pasted(how.emit, how.frontier, output)
-    how.check()
     if not pasted and draws(output):
         how = replace(how, frontier=True)  # what the chart is of
     model = models[0] if len(models) == 1 else ""
-    data = _problem(model)
+    data = problem_in(model)
     if data is not None:
         given = [*how.given(), *trained.given()]
         return _plan_problem(model, data, how.method, given, options, output)
     layer = measured_layer(model)
     states: PlanStates | None = None
     if layer is not None:
-        result = _plan_layer(layer, options, trained, how)
+        result = layer_answer(layer, options, trained, how)
     else:
-        result, states = _plan_run(models, options, trained, how, pasted=pasted)
+        from actcalc.answers.plan_changes import states_of
+
+        runs = options.runs(options.origin(models), trained.training())
+        result = answer(runs, trained, how)
+        states = None if how.activations_only or pasted else states_of(runs[0])
     if result.emitted is not None and pasted:
         emit_text(result.emitted.text, output)
         return 0 if result.emitted.feasible else 1
@@ -199,8 +204,9 @@ def _emit_run(
     from actcalc.io.writers import written
 
     idle = [flag for flag in how.given() if flag not in ("--memory", "--emit")]
-    if idle or output.json or output.format is not None:
-        what = idle[0] if idle else "--json" if output.json else "--format"
+    idle += [f"--{name}" for name in ("json", "format", "plot") if getattr(output, name)]
+    if idle:
+        what = idle[0]
         raise SpecError(
             f"--emit {how.emit} writes a run under one policy: {what} has no effect on it",
             f"drop {what}",
@@ -216,9 +222,10 @@ def _emit_run(
     return 0
 
 
-def _plan_layer(
+def layer_answer(
     layer: MeasuredLayer, options: RunOptions, trained: PlanTrainingOptions, how: PlanOptions
 ) -> RunPlan:
+    """The plan of a measured layer."""
     from actcalc.answers.measured_plan import plan_layer_command
 
     refuse_for_layer(options, trained, how.same_on_all_stages, how.offload)
@@ -226,32 +233,22 @@ def _plan_layer(
     return plan_layer_command(layer, how.memory, layers=options.layers, **asked)
 
 
-def _plan_run(
-    models: Sequence[str],
-    options: RunOptions,
-    trained: PlanTrainingOptions,
-    how: PlanOptions,
-    *,
-    pasted: bool,
-) -> tuple[RunPlan, PlanStates | None]:
-    """The plan of a run and, where it is printed of a whole GPU, the states beside it."""
+def answer(runs: Sequence[Run], trained: PlanTrainingOptions, how: PlanOptions) -> RunPlan:
+    """The plan of a run, with what to change where none fits."""
     from actcalc.answers.plan import plan_command
-    from actcalc.answers.plan_changes import relieved, states_of
+    from actcalc.answers.plan_changes import relieved
 
-    asked = how.asked()
     if how.activations_only:
         refuse_idle_training(trained)
-    runs = options.runs(options.origin(models), trained.training())
     result = plan_command(
         runs,
         how.memory,
         activations_only=how.activations_only,
         same_on_all_stages=how.same_on_all_stages,
         offload=how.offload,
-        **asked,
+        **how.asked(),
     )
-    whole = not how.activations_only and not pasted
-    return relieved(runs[0], result), states_of(runs[0]) if whole else None
+    return relieved(runs[0], result)
 
 
 def _pasted(target: str | None, frontier: bool, output: OutputOptions) -> bool:
@@ -326,7 +323,7 @@ def refuse_for_layer(
     refuse_given(options, "a measured layer", keep=("layers",))
 
 
-def _problem(model: str) -> Mapping[str, Any] | None:
+def problem_in(model: str) -> Mapping[str, Any] | None:
     """The planning problem in the file ``model``, or None if it is something else."""
     path = Path(model)
     if path.suffix != ".json" or not path.is_file():

@@ -36,6 +36,7 @@ OUTPUTS = {
     "check": ("actcalc.answers.check", "Check"),
     "mfu": ("actcalc.answers.mfu", "Utilisation"),
     "explain": ("actcalc.answers.explain.terms", "Explanation"),
+    "terms": ("actcalc.answers.explain.listing", "Terms"),
     "calibrate": ("actcalc.answers.device_shares", "DeviceShares"),
     "measure": ("actcalc.answers.measure.figures", "Measurement"),
     "compare-layer": ("actcalc.answers.measured_layer", "LayerComparison"),
