@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actcalc.answers.compare import Comparison, compare_run
+from actcalc.cli.choices import argument, examples
+from actcalc.cli.choices import models as known_models
 from actcalc.cli.options import (
     OutputOptions,
     RunOptions,
@@ -34,10 +36,17 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _MODELS = "Preset, hub id, run file, config.json or launch file; several to set side by side."
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@app.command(
+    epilog=examples(
+        "compare gpt3-175b --tp 8 --sp",
+        "compare llama-3-8b qwen3-8b --device h100-80gb",
+    )
+)
 @with_options(RunOptions, TimeOptions, OutputOptions)
 def compare(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help=_MODELS)],
+    models: Annotated[
+        list[str], argument(metavar="MODEL...", help=_MODELS, words=known_models, files=True)
+    ],
     options: RunOptions,
     timing: TimeOptions,
     output: OutputOptions,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actcalc.answers.memory import MemoryReport, memory_run
+from actcalc.cli.choices import argument, examples, option
+from actcalc.cli.choices import models as known_models
 from actcalc.cli.options import (
     MemoryOptions,
     OutputOptions,
@@ -87,37 +89,41 @@ def answer(
     ]
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@app.command(
+    epilog=examples(
+        "memory llama-3-8b --device h100-80gb --policy full",
+        "memory llama-3.1-70b --tp 8 --sp --pp 4 --device h100-80gb --max micro-batch",
+    )
+)
 @with_options(RunOptions, MemoryOptions, OutputOptions)
 def memory(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help=_MODELS)],
+    models: Annotated[
+        list[str], argument(metavar="MODEL...", help=_MODELS, words=known_models, files=True)
+    ],
     options: RunOptions,
     memory: MemoryOptions,
     output: OutputOptions,
     largest: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--max",
-            help="Largest micro-batch, or seq, that fits the device; repeatable.",
-            rich_help_panel=_PANEL,
-            show_default=False,
+            help="Largest micro-batch, or seq, that fits the device. Repeatable.",
+            panel=_PANEL,
+            metavar="WHAT",
+            words=lambda: ("micro-batch", "seq"),
         ),
     ] = None,
     timeline: Annotated[
         bool,
-        typer.Option(
-            "--timeline",
-            help="Every moment of a step, with bytes by kind.",
-            rich_help_panel=_PANEL,
-        ),
+        option("--timeline", help="Every moment of a step, with bytes by kind.", panel=_PANEL),
     ] = False,
     emit_for: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--emit",
             help=f"Write the run as a file to paste: {', '.join(EMITTED)}.",
-            rich_help_panel=_PANEL,
-            show_default=False,
+            panel=_PANEL,
+            words=lambda: EMITTED,
         ),
     ] = None,
 ) -> int:

@@ -6,17 +6,63 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from actcalc.cli import drop_output
-from actcalc.cli.options import OutputOptions
+from actcalc.cli.choices import OUTPUT, option
 from actcalc.errors import SpecError
 from actcalc.render.formats import ENDINGS, FORMATS, Parts, named_by
 from actcalc.render.sheet import Sheet
 
 if TYPE_CHECKING:
     from actcalc.render.charts.chart import Charts
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OutputOptions:
+    """Where and how the answer is printed."""
+
+    format: Annotated[
+        str | None,
+        option(
+            "--format",
+            help=f"{', '.join(FORMATS)} (default: table, or as -o says).",
+            panel=OUTPUT,
+            words=lambda: FORMATS,
+        ),
+    ] = None
+    json: Annotated[bool, option("--json", help="Same as --format json.", panel=OUTPUT)] = False
+    output: Annotated[
+        str | None,
+        option(
+            "-o",
+            "--output",
+            help=f"Write to a file; its ending says the format: {', '.join(ENDINGS)}.",
+            panel=OUTPUT,
+            metavar="FILE",
+            files=True,
+        ),
+    ] = None
+    plot: Annotated[
+        str | None,
+        option(
+            "--plot",
+            help="Which chart of the answer to draw, with -o FILE.svg.",
+            panel=OUTPUT,
+            metavar="NAME",
+        ),
+    ] = None
+    units: Annotated[
+        str,
+        option(
+            "--units",
+            help="GB (powers of 1000) or GiB (of 1024).",
+            panel=OUTPUT,
+            words=lambda: ("GB", "GiB"),
+        ),
+    ] = "GB"
 
 
 def chosen_format(output: OutputOptions) -> str:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from actcalc.cli.choices import argument, examples, option, targets
+from actcalc.cli.choices import models as known_models
 from actcalc.cli.options import (
     OutputOptions,
     PlanTrainingOptions,
@@ -46,33 +48,47 @@ class PlanOptions:
 
     memory: Annotated[
         str | None,
-        typer.Option("--memory", help="Budget of one GPU: 70GiB, 6GB (default: the device's)."),
+        option(
+            "--memory",
+            help="Budget of one GPU: 70GiB, 24G (default: the device's).",
+            metavar="SIZE",
+        ),
     ] = None
     memory_model: Annotated[
         str | None,
-        typer.Option("--memory-model", help="timeline (default: exact), stored or stored+working."),
+        option(
+            "--memory-model",
+            help="timeline (default: exact), stored or stored+working.",
+            words=lambda: MODELS,
+        ),
     ] = None
     activations_only: Annotated[
         bool,
-        typer.Option("--activations-only", help="The budget is for the layers' activations alone."),
+        option("--activations-only", help="The budget is for the layers' activations alone."),
     ] = False
     semantics: Annotated[
         str | None,
-        typer.Option("--semantics", help="minimal (op by op, default) or module (whole modules)."),
+        option(
+            "--semantics",
+            help="minimal (op by op, default) or module (whole modules).",
+            words=lambda: SEMANTICS,
+        ),
     ] = None
-    method: Annotated[str, typer.Option("--method", help="optimal, sqrt or greedy.")] = "optimal"
+    method: Annotated[
+        str, option("--method", help="optimal, sqrt or greedy.", words=lambda: METHODS)
+    ] = "optimal"
     frontier: Annotated[
-        bool, typer.Option("--frontier", help="Memory against cost, over the whole range.")
+        bool, option("--frontier", help="Memory against cost, over the whole range.")
     ] = False
     points: Annotated[
-        int | None, typer.Option("--points", help="Points of the frontier (default 20).")
+        int | None, option("--points", help="Points of the frontier (default: 20).")
     ] = None
     same_on_all_stages: Annotated[
-        bool, typer.Option("--same-on-all-stages", help="One plan for all pipeline stages.")
+        bool, option("--same-on-all-stages", help="One plan for all pipeline stages.")
     ] = False
     offload: Annotated[
         bool,
-        typer.Option(
+        option(
             "--offload",
             help="Kept tensors may also go to host memory (needs --device); for weights and "
             "optimizer states see --offload-states.",
@@ -80,10 +96,11 @@ class PlanOptions:
     ] = False
     emit: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--emit",
             help="Ready to paste: megatron, torch, torchtitan, deepspeed, transformers; the whole "
             "run: fsdp, axolotl, yaml.",
+            words=targets,
         ),
     ] = None
 
@@ -125,15 +142,22 @@ class PlanOptions:
         }
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@app.command(
+    epilog=examples(
+        "plan gpt3-175b --tp 8 --sp --memory 20GB --activations-only",
+        "plan llama-3-8b --device h100-80gb --emit torch",
+    )
+)
 @with_options(RunOptions, PlanTrainingOptions, PlanOptions, OutputOptions)
 def plan(
     models: Annotated[
         list[str],
-        typer.Argument(
+        argument(
             metavar="MODEL...",
             help="Preset, hub id, run file, config.json, launch files of one run, a measured "
             "layer, or a planning problem (JSON).",
+            words=known_models,
+            files=True,
         ),
     ],
     options: RunOptions,
