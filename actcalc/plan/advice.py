@@ -16,7 +16,9 @@ from actcalc.plan.trials import Need, Trials
 
 TIERS: tuple[Keeps, ...] = ("training", "adapters", "host", "data")
 """Combinations are looked for with remedies of the first, then with those of another beside."""
-_ALIKE = 0.01  # step times that differ by less are not told apart: fewer changes decide
+ALIKE = 0.02
+"""Step times that differ by less are not told apart: fewer changes decide."""
+_NOTHING = 0.002  # of what a run needs: a remedy that frees less is not worth a line
 _MOST_GPUS = 16384
 
 
@@ -56,7 +58,7 @@ class Advice:
         self.budget = budget
         self.need: Need = own
         self.seconds = trials.seconds({})
-        self._axes = Axes(trials, budget)
+        self.axes = Axes(trials, budget)
 
     @property
     def fits(self) -> bool:
@@ -70,18 +72,24 @@ class Advice:
 
     @cached_property
     def singles(self) -> tuple[Single, ...]:
-        """Every remedy that frees bytes of this run alone, those that cost no time first."""
+        """Every remedy that frees bytes of this run alone.
+
+        Those that cost no time come first, in the order of the table; then others by what they
+        cost; then host memory, whose own work no figure has; then other data.
+        """
         found = [one for one in map(self._single, self.remedies) if one is not None]
-        tiers = {keeps: max(0, place - 1) for place, keeps in enumerate(TIERS)}
-        order = {
-            one.remedy.name: (tiers[one.remedy.keeps], self._bucket(one.seconds)) for one in found
-        }
-        return tuple(sorted(found, key=lambda one: order[one.remedy.name]))
+        late = {"host": 1, "data": 2}
+        found.sort(key=lambda one: (late.get(one.remedy.keeps, 0), self._bucket(one.seconds)))
+        return tuple(found)
 
     def _single(self, remedy: Remedy) -> Single | None:
-        change = self._axes.mildest(remedy)
+        change = self.axes.mildest(remedy)
         need = self.trials.need(change) if change else None
-        if change is None or need is None or need.total_bytes >= self.need.total_bytes:
+        if change is None or need is None:
+            return None
+        freed = self.need.total_bytes - need.total_bytes
+        enough = not self.fits and need.total_bytes <= self.budget
+        if freed <= (0 if enough else _NOTHING * self.need.total_bytes):
             return None
         return Single(remedy, change, need, self.trials.seconds(change))
 
@@ -93,7 +101,7 @@ class Advice:
         if seconds is None:
             return inf
         slower = seconds / self.seconds - 1
-        return slower if slower > _ALIKE else 0.0
+        return slower if slower > ALIKE else 0.0
 
     @cached_property
     def combination(self) -> Combination | None:
@@ -117,7 +125,7 @@ class Advice:
 
     def _cheapest(self, keeps: Keeps) -> Combination | None:
         allowed = self._allowed(keeps)
-        new = [one for one in allowed if one.keeps == keeps and self._axes.options(one)]
+        new = [one for one in allowed if one.keeps == keeps and self.axes.options(one)]
         if keeps != "training" and not new:
             return None
         for single in self.singles:
@@ -131,7 +139,7 @@ class Advice:
 
     def _searched(self, keeps: Keeps, base: Change) -> Combination | None:
         """The cheapest combination beside ``base``, without what it can do without."""
-        parts = Cheapest(self._axes, self._allowed(keeps), base).parts()
+        parts = Cheapest(self.axes, self._allowed(keeps), base).parts()
         if parts is None:
             return None
         chosen = self._fewest(parts, base)
@@ -149,10 +157,10 @@ class Advice:
             seconds = self.trials.seconds(merged((base, *chosen)))
             return 0.0 if self.seconds is None else inf if seconds is None else seconds
 
-        most = max(cost(parts), self.seconds or 0.0) * (1 + _ALIKE)
+        most = max(cost(parts), self.seconds or 0.0) * (1 + ALIKE)
 
         def does(chosen: Sequence[Change]) -> bool:
-            fits = self._axes.size(merged((base, *chosen))) <= self.budget
+            fits = self.axes.size(merged((base, *chosen))) <= self.budget
             return fits and cost(chosen) <= most
 
         spare = [one for one in parts if does([each for each in parts if each is not one])]
@@ -176,7 +184,7 @@ class Advice:
         allowed = self._allowed("training")
         for times in _powers(_MOST_GPUS // self.trials.run.layout.devices):
             for grid in self._grids(times):
-                if Cheapest(self._axes, allowed, grid).possible:
+                if Cheapest(self.axes, allowed, grid).possible:
                     return self._searched("training", grid)
         return None
 

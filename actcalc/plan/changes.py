@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from actcalc.errors import SpecError
-from actcalc.run.staged import StagedRun
 from actcalc.specs.base import Spec
 from actcalc.specs.check import check, check_profile, check_training
 from actcalc.specs.layout import Layout
@@ -25,17 +24,16 @@ _FLAGS = (
 )  # fmt: skip
 """Fields with a flag of their own name; the others are given with --set."""
 _GRID = ("layout.tp", "layout.pp", "layout.cp")
-_STEP = (*_GRID, "layout.dp", "layout.vpp", "workload.micro_batch")
+_STEP = (*_GRID, "layout.vpp", "workload.micro_batch")
 """Fields that change how many micro-batches a step has, unless its global batch is stated."""
 
 
-def changed_run(staged: StagedRun, change: Change) -> Run:
+def changed_run(run: Run, global_batch: int, change: Change) -> Run:
     """The run with other values, on as many devices and with as many sequences in a step.
 
-    Replicas follow from tp, pp and cp where ``change`` does not give them. Raises ``SpecError``
-    where there is no such run.
+    Replicas follow from tp, pp and cp where ``change`` does not give them; ``global_batch`` is what
+    a step has as it is, stated or not. Raises ``SpecError`` where there is no such run.
     """
-    run = staged.run
     fields: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
     kernels: dict[str, Any] = {}
     for path, value in change.items():
@@ -48,9 +46,10 @@ def changed_run(staged: StagedRun, change: Change) -> Run:
         fields["workload"]["kernels"] = run.workload.kernels.model_copy(update=kernels)
     if "layout.dp" not in change and any(path in change for path in _GRID):
         fields["layout"]["dp"] = _replicas(run.layout, change)
-    if run.workload.global_batch is None and any(path in change for path in _STEP):
-        more = fields["layout"].get("dp", run.layout.dp) if "layout.dp" in change else run.layout.dp
-        fields["workload"]["global_batch"] = staged.global_batch * max(1, more // run.layout.dp)
+    implied = run.workload.global_batch is None and "workload.global_batch" not in change
+    if implied and any(path in change for path in _STEP):
+        more = max(1, change.get("layout.dp", 1) // run.layout.dp)
+        fields["workload"]["global_batch"] = global_batch * more
     policies = (change["policy"],) if "policy" in change else run.policies
     parts = {
         section: getattr(run, section).model_copy(update=values)

@@ -105,7 +105,8 @@ class Cheapest:
                 grouped.setdefault(remedy.axis, [{}]).extend(options)
         rows = sorted(grouped.values(), key=self._spread, reverse=True)
         self._least, self._leanest_policy = self._leanest(rows)
-        self._rows = [sorted(self._useful(i, row), key=self._alone) for i, row in enumerate(rows)]
+        self.rows = [sorted(self._useful(i, row), key=self._alone) for i, row in enumerate(rows)]
+        """Options by axis, as it is among them, fastest first; recomputation is apart."""
         self._best: tuple[float, tuple[Change, ...]] | None = None
 
     def _size(self, parts: Sequence[Change]) -> float:
@@ -157,7 +158,7 @@ class Cheapest:
     def _fastest(self) -> tuple[list[Change], Change]:
         """The option of every axis that is fastest alone."""
         policies = [{}, *self._none, *(family[0] for family in self._families)]
-        return [row[0] for row in self._rows], min(policies, key=self._alone)
+        return [row[0] for row in self.rows], min(policies, key=self._alone)
 
     @property
     def _none(self) -> tuple[Change, ...]:
@@ -187,10 +188,10 @@ class Cheapest:
             if self._size(fast) <= self.axes.budget:
                 self._best = (cost, fast)
                 return
-        if index == len(self._rows):
+        if index == len(self.rows):
             self._decide_policy(chosen)
             return
-        for option in self._rows[index]:
+        for option in self.rows[index]:
             self._search(index + 1, (*chosen, option))
 
     def _exists(self, parts: Sequence[Change]) -> bool:

@@ -49,10 +49,14 @@ class Trials:
         key = frozenset((path, value) for path, value in change.items() if path != "policy")
         if key not in self._staged:
             try:
-                self._staged[key] = StagedRun(changed_run(self.staged, dict(key)))
+                self._staged[key] = StagedRun(self.changed(dict(key)))
             except SpecError:
                 self._staged[key] = None
         return self._staged[key]
+
+    def changed(self, change: Change) -> Run:
+        """The run with ``change`` made to it; ``SpecError`` where there is no such run."""
+        return changed_run(self.run, self.staged.global_batch, change)
 
     def policy(self, change: Change) -> str:
         """The policy of the changed run."""
@@ -101,9 +105,9 @@ class Trials:
             step = step_time(staged.policy(self.policy(change)), self._rooflines[key]).total
         except SpecError:
             return None
-        return step * self._gpu_seconds_per_token(staged)
+        return step * self.gpu_seconds_per_token(staged)
 
-    def _gpu_seconds_per_token(self, staged: StagedRun) -> float:
+    def gpu_seconds_per_token(self, staged: StagedRun) -> float:
         """GPUs over tokens of a step, of the changed run over those of the run as it is."""
         own = self.staged
         gpus = staged.run.layout.devices / own.run.layout.devices
