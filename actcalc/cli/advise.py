@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from actcalc.answers.advise import advise_run
+from actcalc.answers.advise import AdviceReport, advise_run
+from actcalc.cli.choices import examples, option
+from actcalc.cli.given import given_words
 from actcalc.cli.options import (
     MemoryOptions,
     ModelArguments,
@@ -17,49 +21,79 @@ from actcalc.cli.options import (
 )
 from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.cli.values import count_of, replicas
-from actcalc.cli.words import given_words
 from actcalc.errors import SpecError
+from actcalc.io.sources import Source
 from actcalc.render.advise import advise_sheets
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _PANEL = "Training run"
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
-@with_options(RunOptions, MemoryOptions, TimeOptions, OutputOptions)
+@dataclass(frozen=True, eq=False, repr=False)
+class AdviseOptions:
+    """How many GPUs there are, and what the whole training is worth."""
+
+    gpus: Annotated[
+        int | None, option("--gpus", help="GPUs of the run, where --dp is not given.", panel=_PANEL)
+    ] = None
+    tokens: Annotated[
+        str | None,
+        option("--tokens", help="Tokens to train on: 300e9, 15T.", panel=_PANEL, metavar="COUNT"),
+    ] = None
+    price_per_gpu_hour: Annotated[
+        float | None,
+        option("--price-per-gpu-hour", help="Price of one GPU for one hour.", panel=_PANEL),
+    ] = None
+
+
+def answer(
+    origin: Source,
+    options: RunOptions,
+    memory: MemoryOptions,
+    timing: TimeOptions,
+    more: AdviseOptions,
+    *,
+    models: Sequence[str] | None = None,
+) -> AdviceReport:
+    """The advice on one run; ``models`` are the words that name it on the command line."""
+    if len(options.frameworks()) > 1:
+        raise SpecError("advise looks at one framework profile", "give one --framework")
+    price = more.price_per_gpu_hour
+    if price is not None and not price > 0:
+        raise SpecError(f"--price-per-gpu-hour {price:g} is not above 0", "give a price above 0")
+    read = options.run(origin, training=memory.training())
+    run = replicas(read, more.gpus)
+    if more.gpus is not None and run.layout.devices != more.gpus:
+        raise SpecError(
+            f"--gpus {more.gpus}, but the layout takes {run.layout.devices}",
+            "give --dp, --tp, --pp or --cp so that they do, or drop --gpus",
+        )
+    given = None if models is None else given_words(models, options, memory)
+    if given is not None and run.layout.dp != read.layout.dp:
+        given += ["--dp", str(run.layout.dp)]
+    return advise_run(
+        run,
+        given=given,
+        efficiency=timing.shares(run),
+        tokens=count_of(more.tokens),
+        price_per_gpu_hour=price,
+    )
+
+
+@app.command(
+    epilog=examples(
+        "advise llama-3-8b --device rtx-4090",
+        "advise llama-3.1-70b --framework torchtitan --gpus 64 --zero 3 --device h100-80gb",
+    )
+)
+@with_options(AdviseOptions, RunOptions, MemoryOptions, TimeOptions, OutputOptions)
 def advise(
     models: ModelArguments,
     options: RunOptions,
     memory: MemoryOptions,
     timing: TimeOptions,
     output: OutputOptions,
-    gpus: Annotated[
-        int | None,
-        typer.Option(
-            "--gpus",
-            help="GPUs of the run, where --dp is not given.",
-            rich_help_panel=_PANEL,
-            show_default=False,
-        ),
-    ] = None,
-    tokens: Annotated[
-        str | None,
-        typer.Option(
-            "--tokens",
-            help="Tokens to train on: 300e9, 15T.",
-            rich_help_panel=_PANEL,
-            show_default=False,
-        ),
-    ] = None,
-    price: Annotated[
-        float | None,
-        typer.Option(
-            "--price-per-gpu-hour",
-            help="Price of one GPU for one hour.",
-            rich_help_panel=_PANEL,
-            show_default=False,
-        ),
-    ] = None,
+    more: AdviseOptions,
 ) -> int:
     """What to change so that a run fits its device, cheapest first; exit 1 where it does not fit.
 
@@ -68,26 +102,6 @@ def advise(
     """
     check_units(output.units)
     chosen_format(output)
-    if len(options.frameworks()) > 1:
-        raise SpecError("advise looks at one framework profile", "give one --framework")
-    if price is not None and not price > 0:
-        raise SpecError(f"--price-per-gpu-hour {price:g} is not above 0", "give a price above 0")
-    read = options.run(options.origin(models), training=memory.training())
-    run = replicas(read, gpus)
-    if gpus is not None and run.layout.devices != gpus:
-        raise SpecError(
-            f"--gpus {gpus}, but the layout takes {run.layout.devices}",
-            "give --dp, --tp, --pp or --cp so that they do, or drop --gpus",
-        )
-    given = given_words(models, options, memory)
-    if run.layout.dp != read.layout.dp:
-        given += ["--dp", str(run.layout.dp)]
-    result = advise_run(
-        run,
-        given=given,
-        efficiency=timing.shares(run),
-        tokens=count_of(tokens),
-        price_per_gpu_hour=price,
-    )
+    result = answer(options.origin(models), options, memory, timing, more, models=models)
     emit(lambda: advise_sheets(result, output.units), result.document, output)
     return 0 if result.fits else 1

@@ -18,6 +18,7 @@ from actcalc.plan.changes import _FLAGS, words
 from actcalc.plan.cheapest import POLICY, Axes, Cheapest, merged
 from actcalc.plan.remedies import REMEDIES
 from actcalc.plan.trials import Trials
+from tests.conftest import ROOT
 
 RUNS = {
     "one GPU": ("llama-3-8b", {"device": "rtx-4090", "workload": {"seq": 2048, "micro_batch": 4}}),
@@ -292,3 +293,9 @@ def test_a_changed_run_is_evaluated_once():
     assert len(again.singles) == len(mine.singles)
     assert again.combination is not None
     assert trials.evaluated == before
+
+
+def test_the_page_has_every_remedy_in_its_order():
+    text = (ROOT / "docs" / "advise.md").read_text()
+    rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
+    assert rows[2:] == [remedy.name for remedy in REMEDIES]
