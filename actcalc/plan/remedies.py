@@ -197,7 +197,7 @@ def _stages(run: Run) -> int:
 
 
 def _contexts(run: Run) -> int:
-    return run.layout.cp * run.layout.dp if run.framework.layers == "megatron" else 0
+    return run.layout.cp * run.layout.dp
 
 
 def _experts(run: Run) -> int:
