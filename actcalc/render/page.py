@@ -57,7 +57,6 @@ footer { margin-top: 2.5rem; border-top: 1px solid var(--line); padding-top: .6r
 @media (max-width: 760px) { figure .large { display: none; } figure .small { display: block; }
   th, td { padding: .3rem .5rem; } body { font-size: 15px; } }
 @media print { nav { display: none; }
-  details::details-content { content-visibility: visible; block-size: auto; }
   :root { --ink: #000; --soft: #333; --page: #fff; --line: #999; --band: #f2f2f2;
   --link: #000; } body { max-width: none; padding: 0; font-size: 10.5pt; }
   figure, tr, .keep { break-inside: avoid; } h2, h3 { break-after: avoid; }
