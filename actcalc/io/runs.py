@@ -9,7 +9,7 @@ from actcalc.errors import SpecError
 from actcalc.io import presets
 from actcalc.io.sources import Source, source
 from actcalc.specs.base import Spec
-from actcalc.specs.check import check, check_profile, check_training
+from actcalc.specs.check import check, check_objective, check_profile, check_training
 from actcalc.specs.framework import Framework
 from actcalc.specs.layout import Layout
 from actcalc.specs.model import Model
@@ -132,6 +132,7 @@ def resolve(
     check_profile(profile, plan, work)
     tuned = build(Training, trained, "training", vetted=vetted) if trained else Training()
     check_training(spec, plan, tuned, replicas_known="dp" in grid)
+    check_objective(profile, work, tuned)
     name = device if device is not None else origin.device
     if name is not None:
         from actcalc.io.devices import load_device

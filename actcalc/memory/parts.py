@@ -16,10 +16,18 @@ from typing import Literal
 
 from actcalc.errors import SpecError
 from actcalc.layers.adapters import in_module
+from actcalc.layers.core.algebra import ONE
 from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
-from actcalc.memory.losses import Sizes, loss_sizes
-from actcalc.memory.states import Parameters, Trained, packs, parameters_of, trained_of
+from actcalc.memory.losses import Head, Sizes, loss_sizes
+from actcalc.memory.states import (
+    NO_PARAMETERS,
+    Parameters,
+    Trained,
+    packs,
+    parameters_of,
+    trained_of,
+)
 from actcalc.memory.working import NO_GRADIENTS, Gradients, Options, Working, working
 from actcalc.policy.offload import Away, away, whole_layer
 from actcalc.policy.outcome import LayerOutcome, layer_outcome
@@ -30,6 +38,10 @@ from actcalc.specs.training import Training
 
 EMBEDDING, HEAD = "embedding", "head and loss"
 """Names of the parts at either end of a model."""
+TILES = "tiles of logits"
+"""Where a loss in tiles has its highest moment."""
+REFERENCE = "the reference model"
+"""The forward of a second model, or of the base without its adapters."""
 
 Offloading = Literal["stays", "ahead", "asked"]
 """Whether a layer's modules are offloaded, and when their tensors come back: a layer ahead, or when
@@ -344,6 +356,21 @@ class Timeline:
             found.append(self._end(HEAD, self.model.head))
         return tuple(found)
 
+    def reference(self, base: ModelGraph) -> Part:
+        """A forward of a reference model, which keeps nothing; ``base`` has its graphs."""
+        inside = [base.embedding, *(run.graph for run in base.runs)]
+        alive = [
+            working(base, LayerOutcome(graph, (), ONE, (), (), detached=True), self.options).forward
+            for graph in inside
+        ]
+        end = Head(base, base.head, self.training, self.options)
+        most = max(*alive, end.without_gradients())
+        return Part(
+            name=REFERENCE, count=1, first=-1, layers=0, stored=0, forward=most, backward=0,
+            reruns=False, forward_at="", backward_at="", parameters=NO_PARAMETERS,
+            trained=Trained(0, ()), shapes=frozenset(),
+        )  # fmt: skip
+
     def _segments(self, chunk: range, way: Offloading) -> Iterator[Part]:
         policy = self.stages.policy
         if policy.segmented:
@@ -437,6 +464,7 @@ class Timeline:
         if name == HEAD and graph.ops[-1].kind == "loss":
             found = loss_sizes(self.model, graph, self.training, self.options, stored, work)
         stored = found.stored
+        tiled = name == HEAD and self.training.loss == "tiled"
         return Part(
             name=name,
             count=1,
@@ -448,7 +476,7 @@ class Timeline:
             backward_rest=max(stored, found.rest),
             reruns=False,
             forward_at=work.forward_at,
-            backward_at=work.backward_at,
+            backward_at=TILES if tiled else work.backward_at,
             parameters=self.parameters(graph),
             trained=self.trained(graph),
             largest=self.largest(graph),
