@@ -136,6 +136,60 @@ def moments(
     )
 
 
+@lru_cache(maxsize=4096)
+def fullest(
+    schedule: str,
+    pp: int,
+    microbatches: int,
+    vpp: int = 1,
+    *,
+    stage: int,
+    alike: tuple[int, ...],
+    group: int | None = None,
+) -> tuple[Moment, ...]:
+    """The moments of :func:`moments` that can be the highest, where some chunks are of one size.
+
+    ``alike`` names for each chunk of the stage its kind (0, 1, ...); chunks of one kind store the
+    same. A moment's ``chunk`` is then the kind at work and ``held.activations`` counts all that is
+    held of each kind, stashes too. Of equal work, what holds less of every kind is left out.
+    """
+    shape = shape_of(schedule, pp, microbatches, vpp, group)
+    order = order_of(_memory_shape(shape), stage)
+    kinds = np.array(alike)[order.chunk]
+    ended = np.isin(order.kind, (B, W))
+    step = (kinds[:, None] == np.arange(max(alike) + 1)) * (
+        (order.kind == F).astype(np.int64) - ended
+    )[:, None]
+    held = np.cumsum(step, axis=0) - np.minimum(step, 0)
+    # a forward's own micro-batch is there while it runs; so is what a backward is about to end
+    every = np.concatenate([order.kind[:, None], kinds[:, None], held], axis=1)
+    return tuple(
+        Moment(KINDS[row[0]], row[1], Held(tuple(row[2:]), ()))
+        for row in _undominated(_distinct(every)).tolist()
+    )
+
+
+def _distinct(rows: Ints) -> Ints:
+    """Each different row once; rows of small counts are told apart as one number each."""
+    radix = int(rows.max()) + 1
+    if radix ** rows.shape[1] >= 2**62:
+        return np.unique(rows, axis=0)
+    number = rows @ (radix ** np.arange(rows.shape[1]))
+    return rows[np.unique(number, return_index=True)[1]]
+
+
+def _undominated(rows: Ints) -> Ints:
+    """Of rows that agree in the first two columns, those that no other is as large as in the rest.
+    """
+    result = []
+    for work in np.unique(rows[:, :2], axis=0):
+        same = rows[(rows[:, :2] == work).all(axis=1)]
+        held = same[:, 2:]
+        below = (held[:, None, :] <= held[None, :, :]).all(axis=2)
+        result.append(same[below.sum(axis=1) == 1])
+    return np.concatenate(result)
+
+
 def _memory_shape(shape: Shape) -> Shape:
     """A run long enough for warm-up, every steady moment and cool-down, and no longer."""
     directions = shape.microbatches // shape.lane
