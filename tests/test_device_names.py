@@ -264,7 +264,6 @@ def test_memory_and_peak_beside_a_device(cli, tmp_path):
         (("memory", "gpt2", "--device-memory", "8GiB"), "is a figure of a device"),
         (("gpt2", "--peak", "8TFLOPS"), "is a figure of a device"),
         (("memory", "gpt2", "--device", "t4", "--peak", "8TFLOPS"), "memory does not depend"),
-        (("mfu", "gpt2", "--device", "t4", "--device-memory", "8GiB"), "mfu does not depend"),
         (("breakdown", "gpt2", "--peak", "8TFLOPS"), "breakdown does not depend"),
         (("breakdown", "gpt2", "--device-memory", "8GiB"), "breakdown does not depend"),
         (("explain", "34", "--peak", "8TFLOPS"), "does not depend"),

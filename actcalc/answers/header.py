@@ -23,6 +23,9 @@ class RunAnswer(Result):
     """The workload's fields."""
     device: dict[str, Any] | None
     """The device's fields, or null."""
+    headroom_ratio: float | None
+    """Share of the device's memory that is left free where something fits; null without a device.
+    """
     framework: str
     """The framework profile that chose the kernels."""
     microbatches: int
@@ -38,6 +41,7 @@ def header(staged: StagedRun) -> dict[str, Any]:
         "layout": run.layout.model_dump(),
         "workload": run.workload.model_dump(),
         "device": run.device.model_dump() if run.device else None,
+        "headroom_ratio": run.headroom_ratio if run.device else None,
         "framework": run.framework.name,
         "microbatches": staged.microbatches,
     }

@@ -99,6 +99,7 @@ def _figures(planner: LayerPlanner, budget: int, points: int) -> LayerPlan:
         layout={},
         workload={},
         device=None,
+        headroom_ratio=None,
         framework=f"torch {layer.torch_version}",
         memory_bytes=budget,
         activations_only=True,

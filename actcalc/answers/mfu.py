@@ -222,7 +222,7 @@ def utilisation(
         hfu_ratio=done / available,
         hfu_by_ops_ratio=by_ops / available,
         device_bytes=needed,
-        fits=needed <= _device(run).usable_bytes,
+        fits=needed <= (run.budget_bytes or 0),
         possible=least <= 1,
         peak_flops_per_second=peak,
         model_flops_per_second_per_gpu=useful / (seconds * count),

@@ -320,7 +320,7 @@ def plan_command(
 
 
 def budget_of(run: Run, memory: str | None) -> int | None:
-    """The budget of one GPU in bytes: as given, else what the device has; None without either.
+    """The budget of one GPU in bytes: as given, else the device's less the headroom, else None.
 
     Raises ``SpecError`` where ``memory`` is no amount, or more than the device has.
     """
@@ -328,7 +328,7 @@ def budget_of(run: Run, memory: str | None) -> int | None:
 
     device = run.device
     if memory is None:
-        return None if device is None else device.usable_bytes
+        return run.budget_bytes
     budget = parse_bytes(memory)
     if device is not None and budget > device.usable_bytes:
         raise SpecError(

@@ -69,7 +69,7 @@ def _timed(
     forward, backward = _layer(policy, roofline)
     step = step_time(policy, roofline)
     needed = total_bytes(staged, policy)
-    usable = staged.run.device.usable_bytes if staged.run.device else 0
+    usable = staged.run.budget_bytes or 0
     limit = largest(sizes, policy.name)
     grown: StepTime | None = None
     samples = 0

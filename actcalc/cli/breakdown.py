@@ -21,7 +21,7 @@ def breakdown(models: ModelArguments, options: RunOptions, output: OutputOptions
     """Every tensor a layer keeps: op, shape in named dimensions, formula, bytes."""
     check_units(output.units)
     chosen_format(output)
-    refuse_idle(options, "breakdown", ("device", "device_memory", "peak", "schedule"))
+    refuse_idle(options, "breakdown", ("device", "device_memory", "peak", "headroom", "schedule"))
     if len(options.policy or ()) > 1:
         raise SpecError("breakdown lists one policy at a time", "give one --policy")
     results = [breakdown_run(run) for run in options.runs(options.origin(models))]

@@ -12,6 +12,7 @@ from actcalc.cli.options import (
     ModelArguments,
     OutputOptions,
     RunOptions,
+    refuse_idle,
     with_options,
 )
 from actcalc.cli.output import check_units, chosen_format, emit
@@ -53,6 +54,7 @@ def check(
     """Predicted beside measured, the likely cause of what differs, and what to calibrate with."""
     check_units(output.units)
     chosen_format(output)
+    refuse_idle(options, "check", ("headroom",))
     if snapshot is not None:
         raise snapshot_refused(snapshot)
     if log is None:

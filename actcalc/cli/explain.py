@@ -25,6 +25,7 @@ _IDLE = (
     "device",
     "device_memory",
     "peak",
+    "headroom",
     "policy",
     "recompute_method",
     "recompute_num_layers",
@@ -75,7 +76,7 @@ def _overhead(
     model: str | None,
 ) -> int:
     """The one term that needs a device; without any, the paper's own case."""
-    refuse_idle(options, "explain overhead", ("device_memory",))
+    refuse_idle(options, "explain overhead", ("device_memory", "headroom"))
     assumed = []
     if model is None:
         assumed.append("No model named: the layer of the paper's table 4.")

@@ -78,7 +78,7 @@ def measure(
             f"--device {options.device}: a measurement runs here or nowhere",
             "use --device cuda for one real step on this machine's GPU, or drop it",
         )
-    for flag in ("device_memory", "peak"):
+    for flag in ("device_memory", "peak", "headroom"):
         if getattr(options, flag) is not None:
             name = flag.replace("_", "-")
             raise SpecError(f"--{name}: a measurement uses what is here", f"drop --{name}")

@@ -15,7 +15,6 @@ from actcalc.cli.options import (
     OutputOptions,
     RunOptions,
     TimeOptions,
-    refuse_idle,
     with_options,
 )
 from actcalc.cli.output import check_units, chosen_format, emit
@@ -74,7 +73,6 @@ def mfu(
     """
     check_units(output.units)
     chosen_format(output)
-    refuse_idle(options, "mfu", ("device_memory",))
     chosen = replicas(options.run(options.origin(models), training=memory.training()), gpus)
     shares = timing.shares(chosen)
     fit = calibrate_file(calibrate, shares) if calibrate else None

@@ -112,6 +112,14 @@ class RunOptions:
             panel=_LAYOUT,
         ),
     ] = None
+    headroom: Annotated[
+        str | None,
+        _option(
+            "--headroom",
+            help="Share of the device's memory left free where something fits (default 5%).",
+            panel=_LAYOUT,
+        ),
+    ] = None
     policy: Annotated[
         list[str] | None,
         _option(
@@ -196,11 +204,12 @@ class RunOptions:
             policies=self.policies(),
             settings=self.settings(),
         )
-        if self.device_memory is None and self.peak is None:
+        if self.device_memory is None and self.peak is None and self.headroom is None:
             return run
-        from actcalc.cli.values import with_figures
+        from actcalc.cli.values import with_figures, with_headroom
 
-        return with_figures(run, self.device_memory, self.peak)
+        run = with_figures(run, self.device_memory, self.peak)
+        return with_headroom(run, self.headroom)
 
     def settings(self) -> tuple[str, ...]:
         """Single fields asked for, those that have a flag of their own last."""

@@ -138,6 +138,12 @@ def plan(
     Chooses for every layer which ops to re-run and which tensors to keep, per pipeline stage.
     """
     check_units(output.units)
+    if how.memory is not None and options.headroom is not None:
+        raise SpecError(
+            f"--memory {how.memory} is a budget, taken as it is: --headroom {options.headroom} is "
+            "a share of the device's memory",
+            "drop one of them",
+        )
     if how.emit in WHOLE:
         return _emit_run(models, options, trained, how, output)
     pasted = _pasted(how.emit, how.frontier, output)

@@ -89,6 +89,8 @@ def with_figures(run: Run, memory: str | None, peak: str | None) -> Run:
     or an amount cannot be read.
     """
     device = run.device
+    if memory is None and peak is None:
+        return run
     if device is None:
         flag = "--peak" if memory is None else "--device-memory"
         raise SpecError(
@@ -107,3 +109,31 @@ def with_figures(run: Run, memory: str | None, peak: str | None) -> Run:
             "(--peak); its peaks in other formats stay."
         )
     return replace(run, device=device, warnings=(*run.warnings, *notes))
+
+
+def with_headroom(run: Run, text: str | None) -> Run:
+    """The run with the share of its device's memory that stays free where it fits.
+
+    Raises ``SpecError`` where it has no device, or the share cannot be read.
+    """
+    if text is None:
+        return run
+    if run.device is None:
+        raise SpecError(
+            f"--headroom {text} is a share of a device's memory, and there is no device",
+            "add --device, or drop --headroom",
+        )
+    return replace(run, headroom_ratio=share_of(text, "--headroom"))
+
+
+def share_of(text: str, what: str) -> float:
+    """``5%`` or ``0.05`` as a share; ``SpecError`` for anything else, and for 0.9 or more."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)\s*", text)
+    if not found:
+        raise SpecError(f"{what} {text!r} is no share", "write 5% or 0.05; 0 leaves nothing free")
+    share = float(found[1]) / (100 if found[2] else 1)
+    if not found[2] and share >= 1:
+        raise SpecError(f"{what} {text!r} is more than all", f"did you mean {text.strip()}%?")
+    if share >= 0.9:
+        raise SpecError(f"{what} {text!r} leaves next to nothing to use", "use less than 90%")
+    return share

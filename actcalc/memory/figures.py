@@ -89,9 +89,9 @@ class StageFigure:
     peak_at: str
     """When it is, in words."""
     fits: bool | None
-    """It fits the device (null without one)."""
+    """It fits the device, with the headroom left free (null without a device)."""
     margin_bytes: int | None
-    """Device memory less the total (null without a device)."""
+    """Device memory less the headroom and the total (null without a device)."""
     moments: tuple[MomentFigure, ...] = ()
     """The moments of a step, where asked for (--timeline): the first one and later ones. The peak
     is the highest total of those of a later step."""

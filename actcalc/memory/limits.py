@@ -68,11 +68,11 @@ class Resized:
 
 def largest(sizes: Resized, policy: str) -> LimitFigure:
     """The largest value of one quantity that fits the run's device under one policy."""
-    quantity, layout, device = sizes.quantity, sizes.staged.run.layout, sizes.staged.run.device
+    quantity, layout = sizes.quantity, sizes.staged.run.layout
     step = 1
     if quantity == "seq":
         step = lcm(layout.cp * (layout.tp if layout.sp else 1), _SEQ_STEP)
-    usable = device.usable_bytes if device else 0
+    usable = sizes.staged.run.budget_bytes or 0
 
     @cache
     def needs(times: int) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from actcalc.layers.core.graph import Graph
+from actcalc.layers.core.graph import Graph, Op
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.around import Around, Both, Sharding, Units, live, plain
 from actcalc.memory.buffers import Buffer, buffers
@@ -26,7 +26,7 @@ from actcalc.memory.states import (
 )
 from actcalc.memory.table import Row, Table
 from actcalc.memory.working import Gradients
-from actcalc.policy.rules import Policy
+from actcalc.policy.rules import Policy, rerun_ops
 from actcalc.run.placement import Chunks, Ends
 from actcalc.run.staged import StagedRun
 from actcalc.specs.recipes import Recipe
@@ -180,7 +180,7 @@ class StageMemory:
         inside = sum(buffer.bytes for buffer in found if buffer.inside)
         outside = sum(buffer.bytes for buffer in found if not buffer.inside)
         resident = sum(b.bytes for b in found if b.inside and b.resident)
-        usable = run.device.usable_bytes if run.device else None
+        usable = run.budget_bytes
         total = peak.total + outside
         held_bytes = peak.total - weights - peak.gradients - peak.optimizer - inside
         # backward may have freed part of what was stored before the highest moment came
@@ -287,31 +287,31 @@ class StageMemory:
     def shared(self, chunks: Chunks) -> int:
         """Tensors that exist once for all layers of the stage (masks, rotary tables).
 
-        A layer that re-runs whole holds all it is given, saved by an op or not.
+        What re-runs holds all it is given, saved by an op or not.
         """
         names: dict[str, int] = {}
         for chunk in chunks:
-            for layer in {chunk.start, chunk.stop - 1} if len(chunk) else ():
-                graph = self.timeline.stages.graph(layer)
-                held = set(graph.saved)
-                if self.policy.whole and self.run.framework.op_by_op:
-                    held |= _read(graph)
-                for name in graph.shared & held:
-                    names[name] = self.graph.tensor_bytes[graph][name]
+            for graph, policy, _ in self.timeline.stages.tally(chunk):
+                again = self.given(graph) & read(rerun_ops(policy, graph))
+                sizes = self.graph.tensor_bytes[graph]
+                names.update((n, sizes[n]) for n in again | (graph.shared & set(graph.saved)))
         return sum(names.values())
+
+    def given(self, graph: Graph) -> frozenset[str]:
+        """What every layer is given and no op of this one saves (a mask): what re-runs holds it."""
+        if not self.run.framework.op_by_op:
+            return frozenset()
+        return frozenset((graph.shared & read(graph.ops)) - set(graph.saved))
+
+    @property
+    def casts(self) -> bool:
+        """Whether forward keeps autocast's copies of the weights of layers that re-run."""
+        return self.run.framework.op_by_op and self.graph.context.autocast
 
     @property
     def varies(self) -> bool:
-        """Whether what lies beside layers depends on which of them re-run.
-
-        Under autocast forward keeps copies of the weights of layers that re-run; what all layers
-        are given (a mask) stays for those that re-run whole.
-        """
-        if not self.run.framework.op_by_op:
-            return False
-        graphs = {run.graph for run in self.staged.kinds}
-        given = any((graph.shared & _read(graph)) - set(graph.saved) for graph in graphs)
-        return self.graph.context.autocast or given
+        """Whether what lies beside layers depends on which of them re-run."""
+        return self.casts or any(self.given(run.graph) for run in self.staged.kinds)
 
     def _whole(self, stage: int) -> int:
         """Parameters of a stage over all its ranks."""
@@ -415,8 +415,9 @@ class StageMemory:
         )
 
 
-def _read(graph: Graph) -> set[str]:
-    return {name for op in graph.ops for name in op.inputs}
+def read(ops: Iterable[Op]) -> set[str]:
+    """Names of the tensors that some ops take."""
+    return {name for op in ops for name in op.inputs}
 
 
 def _all_chunks(around: list[list[Both]], units: Sequence[Units]) -> list[list[Both]]:

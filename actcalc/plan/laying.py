@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import groupby
+from itertools import combinations, groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from actcalc.errors import SpecError
@@ -121,6 +121,13 @@ class RunStages:
             found = [policy for policy in found if self._wraps(policy)]
         return tuple(found)
 
+    @cached_property
+    def singles(self) -> tuple[Policy, ...]:
+        """Policies that are ways to run a layer: also one that the profile has no option for."""
+        if self.settings.semantics == "module" or any(p.per_op for p in self.policies):
+            return self.policies
+        return (*self.policies, self.staged.policy("op"))
+
     def _wraps(self, policy: Policy) -> bool:
         known = {m for run in self.staged.kinds for m in wrapped_modules(self.model, run.graph)}
         return not policy.per_op and set(policy.modules) <= known
@@ -132,7 +139,7 @@ class RunStages:
         return LayerWays(
             self.memory.timeline,
             self.costs,
-            self.policies,
+            self.singles,
             full=self.full,
             modules=self.settings.semantics == "module",
             special=None if special is None else lambda graph: special(self, graph),
@@ -157,8 +164,8 @@ class RunStages:
     def _most(self) -> StageMemory:
         """The run whose moments a plan has to keep to.
 
-        Where they depend on which layers re-run, a plan counts all of them as re-run: never too
-        little.
+        Where they depend on which layers re-run, all of them count as re-run: never too little.
+        :meth:`spared` has what a plan may do without.
         """
         return StageMemory(self.staged, self.full) if self.memory.varies else self.memory
 
@@ -246,16 +253,38 @@ class RunStages:
             beside=self.beside(stage),
         )
 
-    def stage_problem(self, stages: Sequence[Stage]) -> StageProblem:
-        """Stages that follow one plan, moment by moment (cached)."""
-        key = tuple(stage.index for stage in stages)
+    def stage_problem(
+        self, stages: Sequence[Stage], without: frozenset[str] = frozenset()
+    ) -> StageProblem:
+        """Stages that follow one plan, moment by moment (cached).
+
+        No layer re-runs what is given one of the tensors ``without``: they are not held.
+        """
+        key = (*(stage.index for stage in stages), without)
         if key not in self._problems:
             stored = self.settings.memory_model == "stored"
             find = self.ways.stored if stored else self.ways.measured
-            layers = tuple(tuple(find(g) for g in graphs) for graphs in stages[0].graphs)
-            gpus = tuple(dict.fromkeys(stage.gpu for stage in stages))
+            layers = tuple(tuple(find(g, without) for g in graphs) for graphs in stages[0].graphs)
+            gpus = tuple(dict.fromkeys(self.gpu(stage, without) for stage in stages))
             self._problems[key] = StageProblem(layers, gpus)
         return self._problems[key]
+
+    def gpu(self, stage: Stage, without: frozenset[str]) -> Gpu:
+        """What a stage holds beside its layers when it does not hold the tensors ``without``."""
+        sizes: dict[str, int] = {}
+        for run in stage.runs:
+            known = self.model.tensor_bytes[run.graph]
+            sizes.update((n, known[n]) for n in self.memory.given(run.graph) & without)
+        return replace(stage.gpu, base=stage.gpu.base - sum(sizes.values()))
+
+    @cached_property
+    def spared(self) -> tuple[frozenset[str], ...]:
+        """Every set of tensors that layers are given and a plan may do without holding."""
+        if self.settings.activations_only:
+            return (frozenset(),)
+        names = sorted({n for run in self.staged.kinds for n in self.memory.given(run.graph)})
+        sizes = range(len(names) + 1)
+        return tuple(frozenset(each) for size in sizes for each in combinations(names, size))
 
     # --- any choice laid out ---------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from actcalc.errors import SpecError
 from actcalc.layers.core.graph import Graph
 from actcalc.plan.stages import Laid, Stage, Unit, units_of
 from actcalc.policy.rules import NONE
-from actcalc.solve.fit import least_peak, solve_stage
+from actcalc.solve.fit import Solved, least_peak, solve_stage
 from actcalc.solve.heuristics import greedy
 from actcalc.solve.plans import (
     Certificate,
@@ -82,12 +82,12 @@ class RunPlanner(RunStages):
 
     def _moments(self, stages: Sequence[Stage], budget: int) -> tuple[Plan, ...]:
         """The cheapest plan that all of ``stages`` follow, counted moment by moment."""
-        found = solve_stage(self.stage_problem(stages), budget)
+        found, without = self._cheapest(stages, budget)
         cost = None if found is None else found.cost
         best = self._named(stages, budget, cost, proven=found is None or found.bound >= found.cost)
         bound = None if found is None else found.bound
         if best is not None:
-            bound = 0 if self.memory.varies else bound
+            bound = 0 if self.memory.casts else bound
             return tuple(
                 self._made(stage, budget, laid, bound, None)
                 for stage, laid in zip(stages, best, strict=True)
@@ -95,17 +95,33 @@ class RunPlanner(RunStages):
         if found is None or found.choice is None:
             least = self._least(stages)
             return tuple(infeasible(self.peak_model, budget, least) for _ in stages)
+        layers = self.stage_problem(stages, without).layers
         chunks = [
             tuple(self._chosen(g, w.ways[i]) for g, w, i in zip(graphs, row, picks, strict=True))
-            for graphs, row, picks in zip(
-                stages[0].graphs, self.stage_problem(stages).layers, found.choice, strict=True
-            )
+            for graphs, row, picks in zip(stages[0].graphs, layers, found.choice, strict=True)
         ]
         certificate = Certificate(_METHOD, min(found.relaxed, found.cost), found.states)
+        every = [self.laid_out(stage, chunks, self.gpu(stage, without)) for stage in stages]
         return tuple(
-            self._made(stage, budget, self.laid_out(stage, chunks, stage.gpu), bound, certificate)
-            for stage in stages
+            self._made(stage, budget, laid, bound, certificate)
+            for stage, laid in zip(stages, every, strict=True)
         )
+
+    def _cheapest(
+        self, stages: Sequence[Stage], budget: int
+    ) -> tuple[Solved | None, frozenset[str]]:
+        """The cheapest choice, and the tensors that it does without; None where nothing fits."""
+        best: Solved | None = None
+        without, bounds = frozenset[str](), list[int]()
+        for each in self.spared:
+            below = None if best is None else best.cost
+            found = solve_stage(self.stage_problem(stages, each), budget, below=below)
+            if found is None:
+                continue
+            bounds.append(found.bound)
+            if found.choice is not None:
+                best, without = found, each
+        return (None if best is None else best._replace(bound=min(bounds))), without
 
     def _chosen(self, graph: Graph, way: Way) -> Unit:
         return self.unit(graph, way.payload, way)
@@ -116,14 +132,14 @@ class RunPlanner(RunStages):
         """The cheapest named policy that fits, if it costs less than ``cost`` (None: anything).
 
         What decides for one layer at a time is among the ways to run a layer: it is looked at
-        here only where nothing is ``proven`` of those, or where what lies beside layers varies
-        with it. What re-runs segments of layers costs as much as re-running every layer whole.
+        here only where nothing is ``proven`` of those, or where autocast's copies lie beside. What
+        re-runs segments of layers costs as much as re-running every layer whole.
         """
         if self._special is not None:
             return None
         longest = max(len(graphs) for stage in stages for graphs in stage.graphs)
         whole = self.laid(stages[0], self.full).cost
-        policies = [] if proven and not self.memory.varies else list(self.policies)
+        policies = [] if proven and not self.memory.casts else list(self.singles)
         if cost is None or whole < cost:
             policies.append(self.staged.policy("sqrt"))
             policies += [self.staged.policy(f"uniform:{n}") for n in range(2, longest + 1)]
@@ -198,7 +214,8 @@ class RunPlanner(RunStages):
         key = ("least", *(stage.index for stage in stages))
         known = self.__dict__.setdefault("_leasts", {})
         if key not in known:
-            found = least_peak(self.stage_problem(stages))[0]
+            problems = [self.stage_problem(stages, each) for each in self.spared]
+            found = min(least_peak(problem)[0] for problem in problems)
             known[key] = min(found, self._least_named(stages))
         least: int = known[key]
         return least
@@ -210,7 +227,7 @@ class RunPlanner(RunStages):
         longest = max(len(graphs) for stage in stages for graphs in stage.graphs)
         names = ("sqrt", *(f"uniform:{n}" for n in range(2, longest + 1)))
         policies = [self.staged.policy(name) for name in names]
-        policies += self.policies if self.memory.varies else ()
+        policies += self.singles if self.memory.casts else ()
         return min(max(self.laid(stage, policy).peak for stage in stages) for policy in policies)
 
     @cached_property

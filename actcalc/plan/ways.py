@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from actcalc.layers.core.graph import Graph
+from actcalc.layers.core.graph import Graph, Op
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.parts import Timeline
+from actcalc.memory.stage import read
 from actcalc.memory.working import Known, working
 from actcalc.plan.options import Costs, module_policies, outcome_of, plan_layer, policy_option
 from actcalc.policy.outcome import LayerOutcome, layer_outcome
-from actcalc.policy.rules import Policy
+from actcalc.policy.rules import Policy, rerun_ops
 from actcalc.solve.frontier import LayerOption, layer_frontier
 from actcalc.solve.layers import layer_options
 from actcalc.solve.options import Option, OptionSet
@@ -24,6 +25,8 @@ class Measured(NamedTuple):
 
     option: Option | LayerOption
     outcome: LayerOutcome
+    again: Sequence[Op] = ()
+    """What re-runs, as it is asked for: a wrapper holds all that these ops are given."""
     whole: bool = False
     """The layer re-runs whole before its backward begins."""
 
@@ -49,7 +52,7 @@ class LayerWays:
         self.model: ModelGraph = timeline.model
         self.full, self.modules, self.special = full, modules, special
         self._rows: dict[int, list[tuple[Measured, Way]]] = {}
-        self._ways: dict[tuple[int, bool], Ways] = {}
+        self._ways: dict[tuple[int, frozenset[str], bool], Ways] = {}
         self._sets: dict[int, OptionSet] = {}
         self._layers: dict[int, PlanLayer] = {}
         self._known: dict[int, Known] = {}
@@ -80,13 +83,16 @@ class LayerWays:
         held = self.timeline.alive(outcome, row.option.stored, work)
         return Way(*held, row.option.cost, row.option)
 
-    def measured(self, graph: Graph) -> Ways:
-        """The undominated ways, with their working sets."""
-        return self._undominated(graph, alive=True)
+    def measured(self, graph: Graph, without: frozenset[str] = frozenset()) -> Ways:
+        """The undominated ways, with their working sets.
 
-    def stored(self, graph: Graph) -> Ways:
+        Of those that re-run nothing that is given one of the tensors ``without``.
+        """
+        return self._undominated(graph, without, alive=True)
+
+    def stored(self, graph: Graph, without: frozenset[str] = frozenset()) -> Ways:
         """The undominated ways by stored bytes alone, as if nothing worked."""
-        return self._undominated(graph, alive=False)
+        return self._undominated(graph, without, alive=False)
 
     def options(self, graph: Graph) -> OptionSet:
         """The undominated ways by stored bytes and what they make again."""
@@ -101,14 +107,16 @@ class LayerWays:
             for row, way in self._measured(graph)
         )
 
-    def _undominated(self, graph: Graph, *, alive: bool) -> Ways:
-        key = (id(graph), alive)
+    def _undominated(self, graph: Graph, without: frozenset[str], *, alive: bool) -> Ways:
+        key = (id(graph), without, alive)
         if key not in self._ways:
-            ways = [way for _, way in self._measured(graph)] if alive else [
-                Way(row.option.stored, row.option.stored, row.option.stored, row.option.cost,
-                    row.option)
-                for row in self._all(graph)
-            ]  # fmt: skip
+            rows = self._measured(graph)
+            if without:
+                rows = [row for row in rows if not without & read(row[0].again)]
+            ways = [
+                way if alive else way._replace(forward=way.stored, backward=way.stored)
+                for _, way in rows
+            ]
             self._ways[key] = Ways(ways, grain=self.costs.scale)
         return self._ways[key]
 
@@ -119,7 +127,8 @@ class LayerWays:
 
     def _all(self, graph: Graph) -> Iterator[Measured]:
         if self.special is not None:
-            yield from (Measured(*row) for row in self.special(graph))
+            for special, outcome in self.special(graph):
+                yield Measured(special, outcome, outcome.rerun)
             return
         if self.modules:
             for policy in module_policies(self.model, graph, self.full):
@@ -128,13 +137,15 @@ class LayerWays:
             layer = self.layer(graph)
             for option in layer_frontier(layer):
                 kept = {layer.input, *option.kept}
-                yield Measured(option, outcome_of(graph, kept, option.recompute))
+                outcome = outcome_of(graph, kept, option.recompute)
+                yield Measured(option, outcome, outcome.rerun)
         for policy in self.policies:
             yield self._policy(graph, policy)
 
     def _policy(self, graph: Graph, policy: Policy) -> Measured:
         option = policy_option(self.model, graph, self.costs, policy)
-        return Measured(option, layer_outcome(self.model, graph, policy), policy.whole)
+        again = rerun_ops(policy, graph)
+        return Measured(option, layer_outcome(self.model, graph, policy), again, policy.whole)
 
     def _set(self, graph: Graph) -> OptionSet:
         if self.special is None and not self.modules:

@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from actcalc.answers.compare import Comparison
+from actcalc.answers.header import RunAnswer
 from actcalc.render.names import distinct_names
+from actcalc.render.room import room
 from actcalc.render.sheet import (
     Column,
     Row,
@@ -74,10 +76,11 @@ def _times(result: Comparison, units: str) -> Sheet:
     )
 
 
-def over_memory(needed: int, device: dict[str, Any], units: str) -> str:
-    """``needs X of Y per GPU``: why a run does not fit ``device``."""
-    usable = device["memory_bytes"] or device["memory_nominal_bytes"]
-    return f"needs {size(needed, units)} of {size(usable, units)} per GPU ({device['name']})"
+def over_memory(needed: int, result: RunAnswer, units: str) -> str:
+    """``needs X of Y per GPU``: why a run does not fit its device."""
+    device = result.device or {}
+    room_text = room(device, result.headroom_ratio, units)
+    return f"needs {size(needed, units)} of {room_text} per GPU ({device['name']})"
 
 
 def _unfit(result: Comparison, units: str) -> tuple[str, ...]:
@@ -85,7 +88,7 @@ def _unfit(result: Comparison, units: str) -> tuple[str, ...]:
     if result.device is None or any(p.fits for p in result.policies):
         return ()
     least = min(result.policies, key=lambda p: p.device_bytes or 0)
-    needs = over_memory(least.device_bytes or 0, result.device, units)
+    needs = over_memory(least.device_bytes or 0, result, units)
     smaller = max(p.largest_micro_batch or 0 for p in result.policies)
     remedy = f"; micro-batch {smaller} fits" if smaller else ""
     return (f"Does not fit: {least.policy}, the smallest, {needs}{remedy}.",)

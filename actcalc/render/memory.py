@@ -10,6 +10,7 @@ from actcalc.memory.figures import StageFigure
 from actcalc.memory.limits import LimitFigure
 from actcalc.render.compare import run_lines
 from actcalc.render.names import distinct_names
+from actcalc.render.room import room
 from actcalc.render.sheet import Column, Row, Sheet, bytes_column, rows_of, sizes_column
 from actcalc.render.training import training_lines
 from actcalc.render.units import count, digits, scale, size
@@ -193,14 +194,14 @@ def _fitting(result: MemoryReport, units: str) -> tuple[str, ...]:
         return ()
     top, name = result.stages[result.peak_stage], result.device["title"]
     many = len(result.stages) > 1
-    usable = size(top.total_bytes + (top.margin_bytes or 0), units)
+    usable = room(result.device, result.headroom_ratio, units)
     if result.fits:
         where = "left on the fullest stage" if many else "left"
         return (f"Fits {name}: {size(top.margin_bytes or 0, units)} of {usable} are {where}.",)
     over = f"{size(-(top.margin_bytes or 0), units)} over"
     short = sum(not stage.fits for stage in result.stages)
     which = f"{short} of {len(result.stages)} stages do not fit, the fullest is " if many else ""
-    return (f"Does not fit {name} ({usable}): {which}{over}.",)
+    return (f"Does not fit {name}, {usable}: {which}{over}.",)
 
 
 def _buffers(result: MemoryReport, units: str) -> Sheet:

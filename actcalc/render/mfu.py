@@ -32,7 +32,7 @@ def _unfit(result: Utilisation, units: str) -> str:
     """What to say of a layout that its devices do not hold; empty where they do."""
     if result.fits or result.device is None or result.prediction is None:
         return ""
-    needs = over_memory(result.device_bytes, result.device, units)
+    needs = over_memory(result.device_bytes, result, units)
     if result.basis == "predicted":
         return f"Does not fit: {needs}."
     return f"With this layout and policy a run {needs}: what was measured had others."

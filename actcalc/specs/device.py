@@ -93,6 +93,10 @@ class Device(Spec):
         """Memory to plan with: what the framework reports, else the nominal size."""
         return self.memory_nominal_bytes if self.memory_bytes is None else self.memory_bytes
 
+    def budget_bytes(self, headroom_ratio: float) -> int:
+        """Usable memory less a share of it that stays free, in bytes (rounded down)."""
+        return int(self.usable_bytes * (1 - headroom_ratio))
+
     @property
     def host_copy_rate(self) -> float | None:
         """Bytes per second of copies to or from host memory, one direction; None if not known.

@@ -12,6 +12,10 @@ from actcalc.specs.model import Model
 from actcalc.specs.training import Training
 from actcalc.specs.workload import Workload
 
+HEADROOM = 0.05
+"""Share of a device's memory that is left free unless a run says otherwise: for what the allocator
+has taken and cannot use again, which no rule gives."""
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Run:
@@ -27,6 +31,13 @@ class Run:
     training: Training = field(default_factory=Training)
     title: str = ""
     """What the user calls this run (a run file's ``title``); empty: the model's name."""
+    headroom_ratio: float = HEADROOM
+    """Share of the device's memory that a run which fits leaves free."""
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """Memory that a run which fits may need on one device, in bytes; None without a device."""
+        return None if self.device is None else self.device.budget_bytes(self.headroom_ratio)
 
     @property
     def name(self) -> str:

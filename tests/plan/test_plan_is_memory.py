@@ -80,6 +80,32 @@ def test_named_policies_have_the_peak_of_memory(run: Run) -> None:
         assert pair is None or cost <= (pair.cost or 0)
 
 
+@pytest.mark.parametrize("model", ["gemma-2-9b", "llama-3-8b", "gpt2"])
+@pytest.mark.parametrize("precision", ["bf16", "amp-bf16"])
+def test_a_mask_is_held_for_what_re_runs_alone(model: str, precision: str) -> None:
+    """The memory of every policy is enough for a plan, also where masks and copies lie beside."""
+    run = load_run(
+        model,
+        model={"layers": 4},
+        workload={"seq": 1024, "attention": "eager", "precision": precision},
+        framework="transformers",
+    )
+    planner = RunPlanner(run, PlanSettings())
+    names = ["none", "selective", "mlp", "core_attn+mlp", "op", "full", "sqrt"]
+    names += ["block:1", "every:2"] if precision == "bf16" else []
+    rivals = Rivals(planner)
+    found = {}
+    for name in names:
+        found[name] = memory_run(replace(run, policies=(name,))).peak_bytes
+        assert planner.laid(planner.stages[0], planner.staged.policy(name)).peak == found[name]
+        (plan,) = planner.plan(found[name])
+        assert plan.feasible
+        assert (plan.peak_bytes or 0) <= found[name]
+        assert plan.cost is not None
+        assert plan.cost <= (rivals.single(name, found[name]).cost or 0)
+    assert len(set(found.values())) > 1
+
+
 def test_the_optimizer_step_can_be_the_peak() -> None:
     run = load_run(
         "llama-3-8b",
