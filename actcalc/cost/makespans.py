@@ -75,10 +75,10 @@ def _last_is_slowest(shape: Shape, chunks: Table) -> tuple[NDArray[np.bool_], Fl
     if shape.schedule == "1f1b":
         stages = [stage[0] for stage in chunks]
         each = {id(stage): stage.total for stage in stages}
-        last = each[id(stages[-1])]
-        slowest = np.all([last >= other for other in each.values()], axis=0)
-        total = sum((each[id(stage)] for stage in stages), np.zeros(len(last)))
-        return slowest, total + (count - 1) * last
+        longest = each[id(stages[-1])]
+        slowest = np.all([longest >= other for other in each.values()], axis=0)
+        total = sum((each[id(stage)] for stage in stages), np.zeros(len(longest)))
+        return slowest, total + (count - 1) * longest
     if shape.schedule != "interleaved" or shape.group != pp or count % pp:
         return None
     flat = [chunk for stage in chunks for chunk in stage]

@@ -123,7 +123,8 @@ def _total_seconds(shape: Shape, durations: _Floats, p2p: float) -> float:
             missing = shape.lane - short.lane
             extra = missing % period
             if extra:
-                finish = finish_times(short.resized(directions * (short.lane + extra)), durations, p2p)
+                longer = short.resized(directions * (short.lane + extra))
+                finish = finish_times(longer, durations, p2p)
             return _last(finish) + missing // period * shift
         limit *= 2
 
@@ -320,8 +321,8 @@ def _program(shape: Shape, stage: int, size: int) -> list[_Step]:
         np.where(joined, np.roll(duration, -1), nothing),
     )
     kept = ~np.roll(joined, 1)
-    before = np.concatenate([[origin], slot[kept][:-1]])
-    steps = zip(*(column[kept].tolist() for column in columns), before.tolist(), strict=True)
+    earlier = [origin, *slot[kept][:-1].tolist()]
+    steps = zip(*(column[kept].tolist() for column in columns), earlier, strict=True)
     return [_Step(*step) for step in steps]
 
 

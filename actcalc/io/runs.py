@@ -122,7 +122,7 @@ def resolve(
     trained = _apply(origin.training, tuning, "training")
     check(spec, plan, work)
     profile = load_framework(framework or origin.framework or default_framework(origin, plan))
-    _check_profile(profile, plan, work)
+    check_profile(profile, plan, work)
     tuned = build(Training, trained, "training", vetted=vetted) if trained else Training()
     check_training(spec, plan, tuned, replicas_known="dp" in grid)
     name = device if device is not None else origin.device
@@ -169,7 +169,7 @@ def _still_assumed(origin: Source, given: Mapping[str, Mapping[str, Any]]) -> tu
     return tuple(told)
 
 
-def _check_profile(profile: Framework, layout: Layout, workload: Workload) -> None:
+def check_profile(profile: Framework, layout: Layout, workload: Workload) -> None:
     """Refuse degrees and number formats that the profile's layers do not know."""
     if workload.precision.startswith("amp") and not profile.autocast:
         raise SpecError(

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from actcalc.errors import SpecError, shorten, suggestion
 from actcalc.specs.base import Bounds, Spec
 from actcalc.specs.kinds import KINDS, Layers
+from actcalc.specs.schedules import SCHEDULES
 from actcalc.specs.training import Recipe
 
 Seconds = Annotated[float, Bounds(0.0, 1.0)]
@@ -68,8 +69,15 @@ class Framework(Spec):
     """Knows fp8 products."""
     multi_token_prediction: bool
     """Trains the model's multi-token-prediction layers (else they are left out)."""
+    schedules: tuple[str, ...]
+    """Pipeline schedules that it has: what a search of layouts tries."""
+    zero_stages: tuple[int, ...]
+    """ZeRO stages that it has beside them, by what they shard: likewise."""
 
     # --- recomputation and offload ---
+    recomputes_some: Literal["none", "block", "every"]
+    """How it re-runs some layers of a chunk whole and the others not: the first so many (policy
+    ``block``), each so-manieth (``every``), or not at all."""
     early_stop: bool
     """A re-run ends with the last tensor backward needs (non-reentrant torch checkpoint)."""
     full_input: Literal["own", "replicated"]
@@ -120,8 +128,20 @@ class Framework(Spec):
         """The kernel for ``kind`` in models of ``family``; ``KeyError`` if the profile has none."""
         return self.families.get(family, {}).get(kind) or self.kernels[kind]
 
+    def __post_init__(self) -> None:
+        self._set(schedules=tuple(self.schedules), zero_stages=tuple(self.zero_stages))
+        super().__post_init__()
+
     def _check(self) -> None:
         what = f"framework {self.name}"
+        for schedule in self.schedules:
+            if schedule not in SCHEDULES:
+                hint = suggestion(str(schedule), list(SCHEDULES)) or "known: " + ", ".join(
+                    SCHEDULES
+                )
+                raise SpecError(f"{what}: schedules has {schedule!r}, no such schedule", hint)
+        if not set(self.zero_stages) <= {0, 1, 2, 3}:
+            raise SpecError(f"{what}: zero_stages has {list(self.zero_stages)}", "use 0 to 3")
         if self.recipe == "auto":
             raise SpecError(f"{what}: recipe auto asks the framework", "name the recipe itself")
         for layers, traits in _ONLY.items():

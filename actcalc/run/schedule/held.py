@@ -179,8 +179,7 @@ def _distinct(rows: Ints) -> Ints:
 
 
 def _undominated(rows: Ints) -> Ints:
-    """Of rows that agree in the first two columns, those that no other is as large as in the rest.
-    """
+    """Of rows alike in their first two columns those that no other tops in all the rest."""
     result = []
     for work in np.unique(rows[:, :2], axis=0):
         same = rows[(rows[:, :2] == work).all(axis=1)]
