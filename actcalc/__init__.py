@@ -1,28 +1,49 @@
 """Analytic memory and FLOPs of transformer training.
 
-The library's surface; everything is loaded on first use::
+Every command is a function, with keyword arguments named like its flags; everything is loaded on
+first use::
 
-    from actcalc import Layout, compare, load_model
+    from actcalc import compare, memory
 
-    result = compare(load_model("gpt3-175b"), Layout(tp=8, sp=True))
+    memory("llama-3-8b", device="h100-80gb").fits
+    compare("gpt3-175b", tp=8, sp=True)
 """
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.3.0"
 
 if TYPE_CHECKING:
-    from actcalc.api import breakdown, compare, load_model
-    from actcalc.errors import SpecError
+    from actcalc.api import (
+        breakdown,
+        compare,
+        explain,
+        load_layer,
+        load_model,
+        measure,
+        memory,
+        mfu,
+        plan,
+    )
+    from actcalc.errors import MissingExtraError, SpecError
     from actcalc.specs import Framework, Layout, Mla, Model, Moe, Workload
 
 _HOMES = {
     "breakdown": "actcalc.api",
     "compare": "actcalc.api",
+    "explain": "actcalc.api",
+    "load_layer": "actcalc.api",
     "load_model": "actcalc.api",
+    "measure": "actcalc.api",
+    "memory": "actcalc.api",
+    "mfu": "actcalc.api",
+    "plan": "actcalc.api",
+    "MissingExtraError": "actcalc.errors",
     "SpecError": "actcalc.errors",
     "Framework": "actcalc.specs",
     "Layout": "actcalc.specs",
@@ -35,6 +56,7 @@ _HOMES = {
 __all__ = [
     "Framework",
     "Layout",
+    "MissingExtraError",
     "Mla",
     "Model",
     "Moe",
@@ -43,7 +65,13 @@ __all__ = [
     "__version__",
     "breakdown",
     "compare",
+    "explain",
+    "load_layer",
     "load_model",
+    "measure",
+    "memory",
+    "mfu",
+    "plan",
 ]
 
 
@@ -51,3 +79,21 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'actcalc' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+class _Front(ModuleType):
+    """The package. Some calls have the name of the package that does their work.
+
+    Importing ``actcalc.memory`` would put that package where the call of this name is looked up.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Front

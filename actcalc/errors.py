@@ -15,6 +15,8 @@ class SpecError(Exception):
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")  # which a traceback shows
 
 
 def shorten(text: object, limit: int = 60) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import import_module
 
 import jsonschema
 import pytest
@@ -346,7 +347,7 @@ def test_cuda(cli, llama, torch):
 
 def test_real_step_is_shown(cli, llama, torch, monkeypatch):
     """What the allocator counted reaches the table and the JSON (here without a GPU)."""
-    from actcalc import measure
+    measure = import_module("actcalc.measure")
     from actcalc.measure import CudaStep
 
     counted = CudaStep(

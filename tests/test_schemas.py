@@ -143,6 +143,10 @@ def test_every_term_is_what_its_schema_says(term):
         check("explain", ask("explain", term, *EXPLAINED[term].split()))
 
 
+def test_the_list_of_terms_is_what_its_schema_says():
+    check("terms", ask("explain"))
+
+
 def test_efficiencies_fitted_to_runs(tmp_path):
     run = {"model": "gpt-22b", "layout": {"tp": 8}, "workload": {"global_batch": 4},
            "device": "a100-80gb", "policy": "full", "step_seconds": 1.4}  # fmt: skip
@@ -192,8 +196,8 @@ def test_measurements(tmp_path):
 
 
 def test_every_command_has_a_schema():
-    assert set(COMMANDS) - {"schema"} <= set(OUTPUTS)
-    assert set(LINES) | {"explain", "plan-problem", "measure", "calibrate"} == set(OUTPUTS)
+    assert set(COMMANDS) - {"schema", "help"} <= set(OUTPUTS)
+    assert set(LINES) | {"explain", "terms", "plan-problem", "measure", "calibrate"} == set(OUTPUTS)
 
 
 @pytest.mark.parametrize("name", NAMES)

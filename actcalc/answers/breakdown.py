@@ -29,7 +29,7 @@ class LayerTotal:
     """The same as a formula."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Breakdown(RunAnswer):
     """Stored tensors of one layer of each kind; embedding and head apart."""
 

@@ -48,7 +48,7 @@ class MeasuredShare:
     """The sample that gave it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class DeviceShares(Result):
     """What one GPU reaches of its peaks."""
 

@@ -38,7 +38,7 @@ class ModulePolicy:
     """Re-run FLOPs over the forward FLOPs of the layers."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class LayerComparison(Result):
     """Modules of one measured layer, each wrapped in a checkpoint, side by side."""
 

@@ -36,7 +36,7 @@ _MOST_MIXED = 512
 """Most layers for which mixes of two policies are looked at: the table grows with their number."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class LayerPlan(RunPlan):
     """The cheapest plan of equal measured layers on one GPU, for one micro-batch.
 

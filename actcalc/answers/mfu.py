@@ -97,7 +97,7 @@ class Training:
     """Price per device-hour times device-hours, in its currency; null if no price was given."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Utilisation(RunAnswer):
     """How much of the devices' arithmetic one training step uses."""
 

@@ -32,7 +32,7 @@ from actcalc.solve.stage import Held, peak
 from actcalc.specs.run import Run
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunPlan(RunAnswer):
     """The cheapest plan of one run; costs are sums over stages, for one micro-batch."""
 

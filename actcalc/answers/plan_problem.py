@@ -11,7 +11,7 @@ from actcalc.solve.problem import Problem
 from actcalc.specs.result import Result
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ProblemPlan(Result):
     """The plan of a planning problem on a graph of the user's own; costs in its own unit."""
 

@@ -27,7 +27,7 @@ class PresetName:
     """A device's fields; null for all else."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PresetList(Result):
     """The presets of one kind, or of all."""
 
@@ -37,7 +37,7 @@ class PresetList(Result):
     """One entry per preset."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PresetValues(Result):
     """One preset: every value, and where it comes from."""
 

@@ -29,6 +29,11 @@ def main() -> None:
 
     # Imports build long-lived objects only: collecting while they load costs a tenth of start-up.
     gc.disable()
+    if "_ACTCALC_COMPLETE" in os.environ:
+        from actcalc.cli.completion import answer
+
+        answer(sys.argv[1:])
+        raise SystemExit(0)
     from actcalc.cli.app import run
 
     try:

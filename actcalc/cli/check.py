@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from actcalc.answers.check import check_run
+from actcalc.cli.choices import examples, option
 from actcalc.cli.options import (
     MemoryOptions,
     ModelArguments,
@@ -24,7 +25,12 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _PANEL = "Log"
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@app.command(
+    epilog=examples(
+        "check run.yaml --log train.log",
+        "check launch.sh --log train.log --device a100-80gb",
+    )
+)
 @with_options(RunOptions, MemoryOptions, OutputOptions)
 def check(
     models: ModelArguments,
@@ -33,21 +39,23 @@ def check(
     output: OutputOptions,
     log: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--log",
             help="Log of Megatron, torchtitan, DeepSpeed or the Trainer, trainer_state.json, an "
             "out-of-memory message, nvidia-smi's table.",
-            rich_help_panel=_PANEL,
-            show_default=False,
+            panel=_PANEL,
+            metavar="FILE",
+            files=True,
         ),
     ] = None,
     snapshot: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--snapshot",
             help="Not read: snapshots are pickles, which run code. Says what to give instead.",
-            rich_help_panel=_PANEL,
-            show_default=False,
+            panel=_PANEL,
+            metavar="FILE",
+            files=True,
         ),
     ] = None,
 ) -> int:

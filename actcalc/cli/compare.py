@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actcalc.answers.compare import Comparison, compare_run
+from actcalc.cli.choices import argument, examples
+from actcalc.cli.choices import models as known_models
 from actcalc.cli.options import (
     OutputOptions,
     RunOptions,
@@ -23,16 +25,24 @@ from actcalc.render.sheet import Sheet
 from actcalc.specs.result import joined
 
 if TYPE_CHECKING:
+    from actcalc.answers.measured_layer import LayerComparison
     from actcalc.measure.layer import MeasuredLayer
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _MODELS = "Preset, hub id, run file, config.json or launch file; several to set side by side."
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@app.command(
+    epilog=examples(
+        "compare gpt3-175b --tp 8 --sp",
+        "compare llama-3-8b qwen3-8b --device h100-80gb",
+    )
+)
 @with_options(RunOptions, TimeOptions, OutputOptions)
 def compare(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help=_MODELS)],
+    models: Annotated[
+        list[str], argument(metavar="MODEL...", help=_MODELS, words=known_models, files=True)
+    ],
     options: RunOptions,
     timing: TimeOptions,
     output: OutputOptions,
@@ -42,17 +52,15 @@ def compare(
     chosen_format(output)
     layer = measured_layer(models[0]) if len(models) == 1 else None
     if layer is not None:
-        if timing.efficiency:
-            raise SpecError("a measured layer is not timed", "drop --efficiency")
-        return _compare_layer(layer, options, output)
+        from actcalc.render.measure import layer_sheets
+
+        result = layer_answer(layer, options, timing)
+        emit(lambda: layer_sheets(result, output.units), result.document, output)
+        return 0
     origins = options.origins(models)
     if len(origins) > 1:
         return _compare_models(origins, options, timing, output)
-    chosen = bool(options.policies())
-    results = [
-        compare_run(run, timing.shares(run), beside=len(run.policies) == 1 and not chosen)
-        for run in options.runs(origins[0])
-    ]
+    results = answer(origins[0], options, timing)
 
     def sheets() -> list[Sheet]:
         if len(results) == 1:
@@ -61,6 +69,29 @@ def compare(
 
     emit(sheets, lambda: joined(results, "frameworks"), output)
     return _code(results)
+
+
+def answer(origin: Source, options: RunOptions, timing: TimeOptions) -> list[Comparison]:
+    """One comparison for each framework profile that is asked for."""
+    chosen = bool(options.policies())
+    return [
+        compare_run(run, timing.shares(run), beside=len(run.policies) == 1 and not chosen)
+        for run in options.runs(origin)
+    ]
+
+
+def layer_answer(layer: MeasuredLayer, options: RunOptions, timing: TimeOptions) -> LayerComparison:
+    """Modules of a measured layer side by side; its sizes are as it was measured."""
+    from actcalc.answers.measured_layer import compare_layer
+
+    if timing.efficiency:
+        raise SpecError("a measured layer is not timed", "drop --efficiency")
+    refuse_given(options, "a measured layer", keep=("layers", "policy"))
+    return compare_layer(
+        layer,
+        layers=1 if options.layers is None else options.layers,
+        policies=split_policies(options.policy),
+    )
 
 
 def _compare_models(
@@ -90,18 +121,3 @@ def _code(results: list[Comparison]) -> int:
     """
     fits = [p.fits for result in results if len(result.policies) > 1 for p in result.policies]
     return 1 if False in fits and True not in fits else 0
-
-
-def _compare_layer(layer: MeasuredLayer, options: RunOptions, output: OutputOptions) -> int:
-    """Modules of a measured layer side by side; its sizes are as it was measured."""
-    from actcalc.answers.measured_layer import compare_layer
-    from actcalc.render.measure import layer_sheets
-
-    refuse_given(options, "a measured layer", keep=("layers", "policy"))
-    result = compare_layer(
-        layer,
-        layers=1 if options.layers is None else options.layers,
-        policies=split_policies(options.policy),
-    )
-    emit(lambda: layer_sheets(result, output.units), result.document, output)
-    return 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from actcalc.cli.choices import argument, examples, models, option
 from actcalc.cli.options import (
     OutputOptions,
     RunOptions,
@@ -27,30 +29,40 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 Module = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--module",
-        metavar="path.py:factory",
+        metavar="PATH.py:FACTORY",
         help="Measure a module of yours: factory() returns (module, inputs). Runs that file.",
-        show_default=False,
+        files=True,
     ),
 ]
 Save = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--save",
         metavar="FILE",
         help="Keep the measured layer (.json or .yaml), for `actcalc compare` and `plan`.",
-        show_default=False,
+        files=True,
     ),
 ]
-Check = Annotated[bool, typer.Option("--check", help="Exit with 1 unless the prediction is exact.")]
+Check = Annotated[bool, option("--check", help="Exit with 1 unless the prediction is exact.")]
 Model = Annotated[
     str | None,
-    typer.Argument(metavar="[MODEL]", help="Preset, config.json or its folder; or use --module."),
+    argument(
+        metavar="[MODEL]",
+        help="Preset, config.json or its folder; or use --module.",
+        words=models,
+        files=True,
+    ),
 ]
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@app.command(
+    epilog=examples(
+        "measure llama-3-8b --layers 1",
+        "measure --module block.py:factory --save layer.json",
+    )
+)
 @with_options(RunOptions, OutputOptions)
 def measure(
     options: RunOptions,
@@ -67,28 +79,9 @@ def measure(
     """
     check_units(output.units)
     chosen_format(output)
-    if (model is None) == (module is None):
-        raise SpecError(
-            "measure takes a MODEL or --module, and was given "
-            + ("neither" if model is None else "both"),
-            "actcalc measure llama-3-8b, or actcalc measure --module block.py:factory",
-        )
-    if options.device not in (None, "cuda"):
-        raise SpecError(
-            f"--device {options.device}: a measurement runs here or nowhere",
-            "use --device cuda for one real step on this machine's GPU, or drop it",
-        )
-    for flag in ("device_memory", "peak", "headroom"):
-        if getattr(options, flag) is not None:
-            name = flag.replace("_", "-")
-            raise SpecError(f"--{name}: a measurement uses what is here", f"drop --{name}")
     if module is not None and check:
         raise SpecError("--check compares with a prediction, and --module has none", "drop --check")
-    result, measured = (
-        _of_module(module, options, save is not None)
-        if module is not None
-        else _of_model(model or "", options, save is not None)
-    )
+    result, measured = answer(model, module, options, keep_layer=save is not None)
     if save is not None and measured.layer is not None:
         from actcalc.measure.layer import write_layer
 
@@ -105,8 +98,36 @@ def measure(
     return int(check and result.exact is not True)
 
 
+def answer(
+    model: str | None,
+    module: str | Callable[[], Any] | None,
+    options: RunOptions,
+    *,
+    keep_layer: bool = False,
+) -> tuple[Measurement, Measured]:
+    """What was measured of a model or a module, and all that was recorded of it."""
+    if (model is None) == (module is None):
+        raise SpecError(
+            "measure takes a MODEL or --module, and was given "
+            + ("neither" if model is None else "both"),
+            "actcalc measure llama-3-8b, or actcalc measure --module block.py:factory",
+        )
+    if options.device not in (None, "cuda"):
+        raise SpecError(
+            f"--device {options.device}: a measurement runs here or nowhere",
+            "use --device cuda for one real step on this machine's GPU, or drop it",
+        )
+    for flag in ("device_memory", "peak", "headroom"):
+        if getattr(options, flag) is not None:
+            name = flag.replace("_", "-")
+            raise SpecError(f"--{name}: a measurement uses what is here", f"drop --{name}")
+    if module is not None:
+        return _of_module(module, options, keep_layer)
+    return _of_model(model or "", options, keep_layer)
+
+
 def _of_module(
-    reference: str, options: RunOptions, keep_layer: bool
+    reference: str | Callable[[], Any], options: RunOptions, keep_layer: bool
 ) -> tuple[Measurement, Measured]:
     """Measure a module of the user's, which brings its own sizes."""
     from actcalc.answers.measure import measure_own_module

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 from actcalc.answers.memory import MemoryReport, memory_run
+from actcalc.cli.choices import argument, examples, option
+from actcalc.cli.choices import models as known_models
 from actcalc.cli.options import (
     MemoryOptions,
     OutputOptions,
@@ -49,37 +52,57 @@ def _emit(
     return 0
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+def answer(
+    origin: Source,
+    options: RunOptions,
+    memory: MemoryOptions,
+    *,
+    largest: Sequence[str] = (),
+    timeline: bool = False,
+) -> list[MemoryReport]:
+    """One report for each framework profile that is asked for."""
+    refuse_idle(options, "memory", ("peak",))
+    return [
+        memory_run(run, limits=largest, timeline=timeline)
+        for run in options.runs(origin, memory.training())
+    ]
+
+
+@app.command(
+    epilog=examples(
+        "memory llama-3-8b --device h100-80gb --policy full",
+        "memory llama-3.1-70b --tp 8 --sp --pp 4 --device h100-80gb --max micro-batch",
+    )
+)
 @with_options(RunOptions, MemoryOptions, OutputOptions)
 def memory(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help=_MODELS)],
+    models: Annotated[
+        list[str], argument(metavar="MODEL...", help=_MODELS, words=known_models, files=True)
+    ],
     options: RunOptions,
     memory: MemoryOptions,
     output: OutputOptions,
     largest: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--max",
-            help="Largest micro-batch, or seq, that fits the device; repeatable.",
-            rich_help_panel=_PANEL,
-            show_default=False,
+            help="Largest micro-batch, or seq, that fits the device. Repeatable.",
+            panel=_PANEL,
+            metavar="WHAT",
+            words=lambda: ("micro-batch", "seq"),
         ),
     ] = None,
     timeline: Annotated[
         bool,
-        typer.Option(
-            "--timeline",
-            help="Every moment of a step, with bytes by kind.",
-            rich_help_panel=_PANEL,
-        ),
+        option("--timeline", help="Every moment of a step, with bytes by kind.", panel=_PANEL),
     ] = False,
     emit_for: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--emit",
             help=f"Write the run as a file to paste: {', '.join(EMITTED)}.",
-            rich_help_panel=_PANEL,
-            show_default=False,
+            panel=_PANEL,
+            words=lambda: EMITTED,
         ),
     ] = None,
 ) -> int:
@@ -88,15 +111,14 @@ def memory(
     if emit_for is not None:
         return _emit(emit_for, options, options.origin(models), memory.training(), output)
     chosen_format(output)
-    refuse_idle(options, "memory", ("peak",))
     origins = options.origins(models)
     if len(origins) > 2:
         raise SpecError(f"memory compares two runs, not {len(origins)}", "name one or two")
-    training = memory.training()
-    results: list[MemoryReport] = []
-    for origin in origins:
-        for run in options.runs(origin, training):
-            results.append(memory_run(run, limits=largest or (), timeline=timeline))
+    results = [
+        result
+        for origin in origins
+        for result in answer(origin, options, memory, largest=largest or (), timeline=timeline)
+    ]
 
     def sheets() -> list[Sheet]:
         if len(results) == 2:

@@ -6,14 +6,51 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from actcalc.cli import drop_output
-from actcalc.cli.options import OutputOptions
+from actcalc.cli.choices import OUTPUT, option
 from actcalc.errors import SpecError
 from actcalc.render.formats import ENDINGS, FORMATS
 from actcalc.render.sheet import Sheet
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OutputOptions:
+    """Where and how the answer is printed."""
+
+    format: Annotated[
+        str | None,
+        option(
+            "--format",
+            help=f"{', '.join(FORMATS)} (default: table, or as -o says).",
+            panel=OUTPUT,
+            words=lambda: FORMATS,
+        ),
+    ] = None
+    json: Annotated[bool, option("--json", help="Same as --format json.", panel=OUTPUT)] = False
+    output: Annotated[
+        str | None,
+        option(
+            "-o",
+            "--output",
+            help=f"Write to a file; its ending says the format: {', '.join(ENDINGS)}.",
+            panel=OUTPUT,
+            metavar="FILE",
+            files=True,
+        ),
+    ] = None
+    units: Annotated[
+        str,
+        option(
+            "--units",
+            help="GB (powers of 1000) or GiB (of 1024).",
+            panel=OUTPUT,
+            words=lambda: ("GB", "GiB"),
+        ),
+    ] = "GB"
 
 
 def chosen_format(output: OutputOptions) -> str:

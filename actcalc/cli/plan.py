@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from actcalc.cli.choices import argument, examples, option, targets
+from actcalc.cli.choices import models as known_models
 from actcalc.cli.options import (
     OutputOptions,
     PlanTrainingOptions,
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from actcalc.answers.plan import RunPlan
     from actcalc.answers.plan_changes import PlanStates
     from actcalc.measure.layer import MeasuredLayer
+    from actcalc.specs.run import Run
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -44,33 +47,47 @@ class PlanOptions:
 
     memory: Annotated[
         str | None,
-        typer.Option("--memory", help="Budget of one GPU: 70GiB, 6GB (default: the device's)."),
+        option(
+            "--memory",
+            help="Budget of one GPU: 70GiB, 24G (default: the device's).",
+            metavar="SIZE",
+        ),
     ] = None
     memory_model: Annotated[
         str | None,
-        typer.Option("--memory-model", help="timeline (default: exact), stored or stored+working."),
+        option(
+            "--memory-model",
+            help="timeline (default: exact), stored or stored+working.",
+            words=lambda: MODELS,
+        ),
     ] = None
     activations_only: Annotated[
         bool,
-        typer.Option("--activations-only", help="The budget is for the layers' activations alone."),
+        option("--activations-only", help="The budget is for the layers' activations alone."),
     ] = False
     semantics: Annotated[
         str | None,
-        typer.Option("--semantics", help="minimal (op by op, default) or module (whole modules)."),
+        option(
+            "--semantics",
+            help="minimal (op by op, default) or module (whole modules).",
+            words=lambda: SEMANTICS,
+        ),
     ] = None
-    method: Annotated[str, typer.Option("--method", help="optimal, sqrt or greedy.")] = "optimal"
+    method: Annotated[
+        str, option("--method", help="optimal, sqrt or greedy.", words=lambda: METHODS)
+    ] = "optimal"
     frontier: Annotated[
-        bool, typer.Option("--frontier", help="Memory against cost, over the whole range.")
+        bool, option("--frontier", help="Memory against cost, over the whole range.")
     ] = False
     points: Annotated[
-        int | None, typer.Option("--points", help="Points of the frontier (default 20).")
+        int | None, option("--points", help="Points of the frontier (default: 20).")
     ] = None
     same_on_all_stages: Annotated[
-        bool, typer.Option("--same-on-all-stages", help="One plan for all pipeline stages.")
+        bool, option("--same-on-all-stages", help="One plan for all pipeline stages.")
     ] = False
     offload: Annotated[
         bool,
-        typer.Option(
+        option(
             "--offload",
             help="Kept tensors may also go to host memory (needs --device); for weights and "
             "optimizer states see --offload-states.",
@@ -78,10 +95,11 @@ class PlanOptions:
     ] = False
     emit: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--emit",
             help="Ready to paste: megatron, torch, torchtitan, deepspeed, transformers; the whole "
             "run: fsdp, axolotl, yaml.",
+            words=targets,
         ),
     ] = None
 
@@ -93,8 +111,14 @@ class PlanOptions:
             if field.name != "method" and getattr(self, field.name) not in (None, False)
         ]
 
-    def check(self) -> None:
-        """Refuse values that are not known."""
+    def check(self, headroom: str | None = None) -> None:
+        """Refuse values that are not known, and a budget beside a share of the device's memory."""
+        if self.memory is not None and headroom is not None:
+            raise SpecError(
+                f"--memory {self.memory} is a budget, taken as it is: --headroom {headroom} is a "
+                "share of the device's memory",
+                "drop one of them",
+            )
         for flag, value, known in (
             ("--memory-model", self.memory_model, MODELS),
             ("--semantics", self.semantics, SEMANTICS),
@@ -117,15 +141,22 @@ class PlanOptions:
         }
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@app.command(
+    epilog=examples(
+        "plan gpt3-175b --tp 8 --sp --memory 20GB --activations-only",
+        "plan llama-3-8b --device h100-80gb --emit torch",
+    )
+)
 @with_options(RunOptions, PlanTrainingOptions, PlanOptions, OutputOptions)
 def plan(
     models: Annotated[
         list[str],
-        typer.Argument(
+        argument(
             metavar="MODEL...",
             help="Preset, hub id, run file, config.json, launch files of one run, a measured "
             "layer, or a planning problem (JSON).",
+            words=known_models,
+            files=True,
         ),
     ],
     options: RunOptions,
@@ -138,27 +169,25 @@ def plan(
     Chooses for every layer which ops to re-run and which tensors to keep, per pipeline stage.
     """
     check_units(output.units)
-    if how.memory is not None and options.headroom is not None:
-        raise SpecError(
-            f"--memory {how.memory} is a budget, taken as it is: --headroom {options.headroom} is "
-            "a share of the device's memory",
-            "drop one of them",
-        )
+    how.check(options.headroom)
     if how.emit in WHOLE:
         return _emit_run(models, options, trained, how, output)
     pasted = _pasted(how.emit, how.frontier, output)
-    how.check()
     model = models[0] if len(models) == 1 else ""
-    data = _problem(model)
+    data = problem_in(model)
     if data is not None:
         given = [*how.given(), *trained.given()]
         return _plan_problem(model, data, how.method, given, options, output)
     layer = measured_layer(model)
     states: PlanStates | None = None
     if layer is not None:
-        result = _plan_layer(layer, options, trained, how)
+        result = layer_answer(layer, options, trained, how)
     else:
-        result, states = _plan_run(models, options, trained, how, pasted=pasted)
+        from actcalc.answers.plan_changes import states_of
+
+        runs = options.runs(options.origin(models), trained.training())
+        result = answer(runs, trained, how)
+        states = None if how.activations_only or pasted else states_of(runs[0])
     if result.emitted is not None and pasted:
         emit_text(result.emitted.text, output)
         return 0 if result.emitted.feasible else 1
@@ -197,9 +226,10 @@ def _emit_run(
     return 0
 
 
-def _plan_layer(
+def layer_answer(
     layer: MeasuredLayer, options: RunOptions, trained: PlanTrainingOptions, how: PlanOptions
 ) -> RunPlan:
+    """The plan of a measured layer."""
     from actcalc.answers.measured_plan import plan_layer_command
 
     refuse_for_layer(options, trained, how.same_on_all_stages, how.offload)
@@ -207,32 +237,22 @@ def _plan_layer(
     return plan_layer_command(layer, how.memory, layers=options.layers, **asked)
 
 
-def _plan_run(
-    models: Sequence[str],
-    options: RunOptions,
-    trained: PlanTrainingOptions,
-    how: PlanOptions,
-    *,
-    pasted: bool,
-) -> tuple[RunPlan, PlanStates | None]:
-    """The plan of a run and, where it is printed of a whole GPU, the states beside it."""
+def answer(runs: Sequence[Run], trained: PlanTrainingOptions, how: PlanOptions) -> RunPlan:
+    """The plan of a run, with what to change where none fits."""
     from actcalc.answers.plan import plan_command
-    from actcalc.answers.plan_changes import relieved, states_of
+    from actcalc.answers.plan_changes import relieved
 
-    asked = how.asked()
     if how.activations_only:
         refuse_idle_training(trained)
-    runs = options.runs(options.origin(models), trained.training())
     result = plan_command(
         runs,
         how.memory,
         activations_only=how.activations_only,
         same_on_all_stages=how.same_on_all_stages,
         offload=how.offload,
-        **asked,
+        **how.asked(),
     )
-    whole = not how.activations_only and not pasted
-    return relieved(runs[0], result), states_of(runs[0]) if whole else None
+    return relieved(runs[0], result)
 
 
 def _pasted(target: str | None, frontier: bool, output: OutputOptions) -> bool:
@@ -302,7 +322,7 @@ def refuse_for_layer(
     refuse_given(options, "a measured layer", keep=("layers",))
 
 
-def _problem(model: str) -> Mapping[str, Any] | None:
+def problem_in(model: str) -> Mapping[str, Any] | None:
     """The planning problem in the file ``model``, or None if it is something else."""
     path = Path(model)
     if path.suffix != ".json" or not path.is_file():

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from actcalc.cli.choices import argument, examples
 from actcalc.cli.options import OutputOptions, with_options
 from actcalc.cli.output import write_whole
 from actcalc.errors import SpecError
@@ -36,6 +37,7 @@ OUTPUTS = {
     "check": ("actcalc.answers.check", "Check"),
     "mfu": ("actcalc.answers.mfu", "Utilisation"),
     "explain": ("actcalc.answers.explain.terms", "Explanation"),
+    "terms": ("actcalc.answers.explain.listing", "Terms"),
     "calibrate": ("actcalc.answers.device_shares", "DeviceShares"),
     "measure": ("actcalc.answers.measure.figures", "Measurement"),
     "compare-layer": ("actcalc.answers.measured_layer", "LayerComparison"),
@@ -60,12 +62,18 @@ def schema_of(name: str) -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **body}
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@app.command(
+    epilog=examples(
+        "schema run -o run.schema.json",
+        "schema compare",
+    )
+)
 @with_options(OutputOptions)
 def schema(
     output: OutputOptions,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Which schema; all if none is named.")
+        str | None,
+        argument(metavar="[NAME]", help="Which schema; all if none is named.", words=lambda: NAMES),
     ] = None,
 ) -> int:
     """JSON Schema of the input (run, model, layout, ...) and of each command's JSON."""

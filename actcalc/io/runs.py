@@ -18,6 +18,19 @@ from actcalc.specs.training import Training
 from actcalc.specs.validate import build
 from actcalc.specs.workload import Workload
 
+SECTIONS: Mapping[str, type[Spec]] = {
+    "model": Model,
+    "layout": Layout,
+    "workload": Workload,
+    "training": Training,
+}
+"""What a run is described in, and what --set reaches the fields of."""
+
+
+def settable() -> tuple[str, ...]:
+    """Every field that --set takes."""
+    return tuple(name for kind in SECTIONS.values() for name in kind.field_names())
+
 
 def overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Turn ``key=value`` settings into field overrides of model, layout, workload and training.
@@ -25,13 +38,7 @@ def overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
     A dotted key reaches a nested field (``moe.experts=64``). Raises ``SpecError`` for a key no
     spec has, or a setting without ``=``.
     """
-    kinds: dict[str, type[Spec]] = {
-        "model": Model,
-        "layout": Layout,
-        "workload": Workload,
-        "training": Training,
-    }
-    result: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
+    result: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for setting in settings:
         key, equals, text = setting.partition("=")
         key = key.strip().replace("-", "_")
@@ -43,11 +50,11 @@ def overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
         word = text.strip() in ("on", "off")
         value = text.strip() if word else parse_yaml(text, f"--set {key}") if text.strip() else None
         first = key.split(".")[0]
-        homes = [name for name, kind in kinds.items() if first in kind.field_names()]
-        if first in kinds and "." in key:
+        homes = [name for name, kind in SECTIONS.items() if first in kind.field_names()]
+        if first in SECTIONS and "." in key:
             homes, key = [first], key.split(".", 1)[1]
         if not homes:
-            known = [name for kind in kinds.values() for name in kind.field_names()]
+            known = settable()
             hint = presets.suggestion(first, known) or "fields: " + ", ".join(sorted(known))
             raise SpecError(f"--set {first}: no such field", hint)
         result[homes[0]][key] = value

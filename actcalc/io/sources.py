@@ -239,10 +239,10 @@ def run_fields(data: dict[str, Any], where: str) -> Source:
         base = (
             source(str(preset)) if preset else Source(name=where, model={"name": Path(where).stem})
         )
-        base = _merged(base, model=fields)
+        base = merged(base, model=fields)
     else:
         raise SpecError(f"{where}: model is {model!r}", "name a preset, or give the model's fields")
-    return _merged(
+    return merged(
         base,
         layout=_section(data, "layout", where),
         workload=_section(data, "workload", where),
@@ -277,7 +277,8 @@ def _policies(data: Mapping[str, Any], where: str) -> tuple[str, ...]:
     return tuple(listed)
 
 
-def _merged(base: Source, **parts: Any) -> Source:
+def merged(base: Source, **parts: Any) -> Source:
+    """A source with fields of its parts replaced (``layout={"tp": 8}``)."""
     return Source(
         name=base.name,
         model={**base.model, **parts.get("model", {})},

@@ -18,7 +18,7 @@ def csv(sheets: list[Sheet]) -> str:
     """
     out = io.StringIO()
     writer = csv_module.writer(out, lineterminator="\n")
-    for index, table in enumerate(_tables(sheets)):
+    for index, table in enumerate(tables(sheets)):
         if index:
             out.write("\n")
         writer.writerow(table.keys)
@@ -28,13 +28,16 @@ def csv(sheets: list[Sheet]) -> str:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _Table:
+class Table:
+    """One table for machines: keys, and the rows under them."""
+
     keys: tuple[str, ...]
     rows: list[tuple[Any, ...]]
 
 
-def _tables(sheets: list[Sheet]) -> list[_Table]:
-    found: list[_Table] = []
+def tables(sheets: list[Sheet]) -> list[Table]:
+    """The tables of an answer, joined where columns or rows are the same; the main one first."""
+    found: list[Table] = []
     for sheet in sheets:
         if not sheet.columns:
             continue
@@ -46,19 +49,19 @@ def _tables(sheets: list[Sheet]) -> list[_Table]:
             found[-1].rows.extend(rows)
         elif found and _same_rows(found[0], keys, rows):
             wider = [one + other[1:] for one, other in zip(found[0].rows, rows, strict=True)]
-            found[0] = _Table(found[0].keys + keys[1:], wider)
+            found[0] = Table(found[0].keys + keys[1:], wider)
         else:
-            found.append(_Table(keys, rows))
+            found.append(Table(keys, rows))
     lines = [
         (line,)
         for sheet in sheets
         for line in (sheet.title, *sheet.above, *sheet.below, *sheet.notes)
         if line
     ]
-    return found or [_Table(("line",), lines)]
+    return found or [Table(("line",), lines)]
 
 
-def _same_rows(table: _Table, keys: tuple[str, ...], rows: list[tuple[Any, ...]]) -> bool:
+def _same_rows(table: Table, keys: tuple[str, ...], rows: list[tuple[Any, ...]]) -> bool:
     """Whether more columns of the same things follow: equal names in the first column."""
     names = [row[0] for row in rows]
     return (

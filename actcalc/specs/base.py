@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, cast, get_args, get_origin
 
 from actcalc.errors import SpecError
 
@@ -63,6 +63,12 @@ class Spec:
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "use_attribute_docstrings": True}
 
+    def __new__(cls, **given: Any) -> Self:
+        """A spec that remembers which fields were given."""
+        made = super().__new__(cls)
+        made._set(_given=frozenset(given))
+        return made
+
     def __post_init__(self) -> None:
         for name, annotation in _checked(type(self)):
             _check_value(type(self).__name__.lower(), name, annotation, getattr(self, name))
@@ -89,16 +95,37 @@ class Spec:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
+    @property
+    def model_fields_set(self) -> frozenset[str]:
+        """Names of the fields that were given, not left at their defaults."""
+        given: frozenset[str] | None = self.__dict__.get("_given")
+        return frozenset(self.field_names()) if given is None else given
+
     @classmethod
     def field_names(cls) -> tuple[str, ...]:
         """Names of the spec's fields."""
         return tuple(field.name for field in fields(cls))  # type: ignore[arg-type]
 
     @classmethod
-    def model_validate(cls, data: Mapping[str, Any]) -> Self:
-        """Validate a plain mapping with Pydantic; raises its ``ValidationError``."""
-        result: Self = _adapter(cls).validate_python(dict(data))
+    def model_validate(cls, data: Mapping[str, Any] | Self) -> Self:
+        """Validate a plain mapping with Pydantic (or take a spec as it is).
+
+        Raises Pydantic's ``ValidationError`` for a wrong type, an unknown key or a number out of
+        bounds, and ``SpecError`` for values that contradict each other.
+        """
+        if isinstance(data, cls):
+            return data
+        fields: dict[str, Any] = dict(cast(Mapping[str, Any], data))
+        result: Self = _adapter(cls).validate_python(fields)
+        result._set(_given=frozenset(fields))
         return result
+
+    @classmethod
+    def model_validate_json(cls, data: str | bytes) -> Self:
+        """Validate JSON text; raises as :meth:`model_validate`."""
+        from pydantic_core import from_json
+
+        return cls.model_validate(from_json(data))
 
     @classmethod
     def model_json_schema(cls) -> dict[str, Any]:
@@ -106,14 +133,28 @@ class Spec:
         schema: dict[str, Any] = _adapter(cls).json_schema()
         return schema
 
-    def model_dump(self) -> dict[str, Any]:
-        """The fields as plain data, nested specs as mappings."""
-        values = ((name, getattr(self, name)) for name in self.field_names())
-        return {n: v.model_dump() if isinstance(v, Spec) else v for n, v in values}
+    def model_dump(self, *, exclude_unset: bool = False) -> dict[str, Any]:
+        """The fields as plain data, nested specs as mappings; all, or those that were given."""
+        names = [n for n in self.field_names() if not exclude_unset or n in self.model_fields_set]
+        values = ((name, getattr(self, name)) for name in names)
+        return {
+            n: v.model_dump(exclude_unset=exclude_unset) if isinstance(v, Spec) else v
+            for n, v in values
+        }
 
-    def model_copy(self, *, update: Mapping[str, Any]) -> Self:
+    def model_dump_json(self, *, indent: int | None = None, exclude_unset: bool = False) -> str:
+        """The same as JSON text."""
+        import json
+
+        return json.dumps(
+            self.model_dump(exclude_unset=exclude_unset), indent=indent, ensure_ascii=False
+        )
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
         """A copy with some fields changed, checked again."""
-        return replace(self, **update)  # type: ignore[type-var]
+        made: Self = replace(self, **(update or {}))  # type: ignore[type-var]
+        made._set(_given=self.model_fields_set | frozenset(update or {}))
+        return made
 
 
 def _make_adapter(cls: Any) -> Any:

@@ -165,16 +165,36 @@ def _flash(staged: StagedRun) -> Body:
 
 
 TERMS = (
-    Term("34", _coefficient, words=("sbh", "layer", "per layer", "all layers", "saved", "none")),
-    Term("5as/h", _scores, words=("as/h", "scores", "80")),
-    Term("selective", _policy("selective"), words=("core_attn", "2.7", "s/6h", "1+s/6h", "re-run")),
-    Term("full", _policy("full"), words=("2sbh",)),
-    Term("full-sharded", _policy("full-sharded"), words=("2sbh/t",)),
-    Term("ffn", _policy("ffn"), words=("mlp",)),
-    Term("attention", _policy("attention")),
-    Term("norm", _policy("norm"), words=("layernorm",)),
-    Term("transient", _transient, words=("bring back",)),
-    Term("tp", _tensor_parallel, words=("sp", "10", "24")),
-    Term("flash", _flash),
+    Term(
+        "34",
+        "what one layer keeps for backward: 34 and 5as/h",
+        _coefficient,
+        words=("sbh", "layer", "per layer", "all layers", "saved", "none"),
+    ),
+    Term("5as/h", "the s x s tensors of attention", _scores, words=("as/h", "scores", "80")),
+    Term(
+        "selective",
+        "re-running the attention core alone",
+        _policy("selective"),
+        words=("core_attn", "2.7", "s/6h", "1+s/6h", "re-run"),
+    ),
+    Term("full", "re-running whole layers from their input", _policy("full"), words=("2sbh",)),
+    Term(
+        "full-sharded",
+        "the same, with the input split over tensor-parallel ranks",
+        _policy("full-sharded"),
+        words=("2sbh/t",),
+    ),
+    Term("ffn", "re-running the feed-forward block", _policy("ffn"), words=("mlp",)),
+    Term("attention", "re-running the attention block", _policy("attention")),
+    Term("norm", "re-running the norms", _policy("norm"), words=("layernorm",)),
+    Term("transient", "why recomputation has a peak of its own", _transient, words=("bring back",)),
+    Term(
+        "tp",
+        "what tensor and sequence parallelism split",
+        _tensor_parallel,
+        words=("sp", "10", "24"),
+    ),
+    Term("flash", "flash attention, a recomputation built in", _flash),
 )
 """The terms of this module."""

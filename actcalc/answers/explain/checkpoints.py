@@ -55,6 +55,7 @@ def _optimum(staged: StagedRun) -> Body:
 TERMS = (
     Term(
         "c*",
+        "the best number of checkpoints",
         _optimum,
         words=("cstar", "c", "checkpoints", "sqrt"),
         heeds=("schedule", "vpp", "global_batch", "layers_per_stage"),

@@ -63,8 +63,13 @@ def _mfu(staged: StagedRun) -> Body:
 
 
 TERMS = (
-    Term("8psi", _eight, words=("6psi", "6ψd", "8ψd", "6nd", "8nd", "of step")),
-    Term("72", _closed_form, words=("flops",)),
-    Term("mfu", _mfu, words=("hfu",)),
+    Term(
+        "8psi",
+        "6ΨD and 8ΨD: FLOPs by parameters",
+        _eight,
+        words=("6psi", "6ψd", "8ψd", "6nd", "8nd", "of step"),
+    ),
+    Term("72", "the closed form of model FLOPs", _closed_form, words=("flops",)),
+    Term("mfu", "model and hardware FLOPs utilisation", _mfu, words=("hfu",)),
 )
 """The terms of this module."""

@@ -99,6 +99,7 @@ def _plan(staged: StagedRun) -> Body:
 TERMS = (
     Term(
         "peak",
+        "the highest moment of a step",
         _peak,
         words=("timeline", "moments"),
         heeds=(
@@ -116,6 +117,7 @@ TERMS = (
     ),
     Term(
         "plan",
+        "the cheapest plan, with a proof",
         _plan,
         words=(
             "knapsack",

@@ -245,23 +245,38 @@ def _dualpipe(staged: StagedRun) -> Body:
 TERMS = (
     Term(
         "1f1b",
+        "micro-batches in flight, min(p - r, m)",
         _one_f_one_b,
         words=("in-flight", "in flight", "in_flight", "held", "pp", "pipeline", "gpipe"),
         heeds=("global_batch", "layers_per_stage"),
     ),
     Term(
         "interleaved",
+        "chunks in flight, l(1 + (p-1)/(pv))",
         _interleaved,
         words=("vpp", "l(1+(p-1)/(pv))"),
         heeds=("global_batch", "layers_per_stage", "vpp"),
     ),
-    Term("bubble", _bubble, words=("(p-1)/m",), heeds=("global_batch", "layers_per_stage", "vpp")),
+    Term(
+        "bubble",
+        "idle time of every schedule",
+        _bubble,
+        words=("(p-1)/m",),
+        heeds=("global_batch", "layers_per_stage", "vpp"),
+    ),
     Term(
         "zero-bubble",
+        "schedules that split the backward",
         _zero_bubble,
         words=("zb-h1", "zb-v"),
         heeds=("global_batch", "layers_per_stage"),
     ),
-    Term("dualpipe", _dualpipe, words=("dualpipe-v",), heeds=("global_batch", "layers_per_stage")),
+    Term(
+        "dualpipe",
+        "both ends at once",
+        _dualpipe,
+        words=("dualpipe-v",),
+        heeds=("global_batch", "layers_per_stage"),
+    ),
 )
 """The terms of this module."""

@@ -202,6 +202,7 @@ def _offload(staged: StagedRun) -> Body:
 TERMS = (
     Term(
         "18",
+        "bytes of states for every parameter",
         _eighteen,
         words=("16", "states", "optimizer", "recipe", "18 b"),
         heeds=("vpp", "schedule", "layers_per_stage"),
@@ -209,11 +210,25 @@ TERMS = (
     ),
     Term(
         "zero",
+        "ZeRO and FSDP: states sharded over replicas",
         _zero,
         words=("6+12/dp", "6 + 12/dp", "zero-1", "zero-2", "zero-3", "fsdp"),
         layout={"tp": 8, "sp": True, "pp": 8},
     ),
-    Term("lora", _lora, words=("adapters", "qlora"), model="llama-3-8b", layout={}),
-    Term("offload", _offload, heeds=("device", "peak"), layout={"tp": 8, "sp": True, "pp": 8}),
+    Term(
+        "lora",
+        "what adapters save",
+        _lora,
+        words=("adapters", "qlora"),
+        model="llama-3-8b",
+        layout={},
+    ),
+    Term(
+        "offload",
+        "host memory instead of recomputing",
+        _offload,
+        heeds=("device", "peak"),
+        layout={"tp": 8, "sp": True, "pp": 8},
+    ),
 )
 """The terms of this module."""

@@ -19,6 +19,8 @@ class Term:
 
     name: str
     """What it is called."""
+    about: str
+    """What it is, in a few words."""
     explain: Explainer
     """Its derivation for a run."""
     words: tuple[str, ...] = ()

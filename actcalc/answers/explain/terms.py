@@ -28,7 +28,7 @@ from actcalc.specs.result import Result
 from actcalc.specs.run import Run
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Explanation(Result):
     """A term, its derivation line by line, and where it comes from."""
 
@@ -51,8 +51,17 @@ class Explanation(Result):
 OVERHEAD = "overhead"
 """The one term that depends on device and policies."""
 _OVERHEAD_WORDS = (OVERHEAD, "slow-down", "slowdown", "39", "39%", "39 %", "33%")
-_MODULES = (activations, checkpoints, flops, states, pipelines, peak, words)
-TERMS: Mapping[str, Term] = {term.name: term for module in _MODULES for term in module.TERMS}
+SUBJECTS: Mapping[str, tuple[Term, ...]] = {
+    "what is kept": activations.TERMS,
+    "checkpoints": checkpoints.TERMS,
+    "what it costs": flops.TERMS,
+    "weights and states": states.TERMS,
+    "pipelines": pipelines.TERMS,
+    "the whole GPU": peak.TERMS,
+    "letters and units": words.TERMS,
+}
+"""The terms of each subject."""
+TERMS: Mapping[str, Term] = {term.name: term for rows in SUBJECTS.values() for term in rows}
 """Every term but the overhead, by its name."""
 _WORDS = {word: term.name for term in TERMS.values() for word in term.words}
 

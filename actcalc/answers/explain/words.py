@@ -25,7 +25,7 @@ def _legend(staged: StagedRun) -> Body:
 
 
 TERMS = (
-    Term("symbols", _legend, words=("legend",)),
-    Term("units", _units, words=("gb", "gib")),
+    Term("symbols", "the letters in formulas", _legend, words=("legend",)),
+    Term("units", "GB and GiB", _units, words=("gb", "gib")),
 )
 """The terms of this module."""

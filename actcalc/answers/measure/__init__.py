@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from actcalc.answers.measure.figures import Measurement
@@ -179,9 +179,13 @@ def _predicted(run: Run, policy: str) -> tuple[Prediction | None, list[str]]:
 
 
 def measure_own_module(
-    reference: str, *, amp: str | None = None, real: bool = False, keep_layer: bool = False
+    reference: str | Callable[[], Any],
+    *,
+    amp: str | None = None,
+    real: bool = False,
+    keep_layer: bool = False,
 ) -> tuple[Measurement, Measured]:
-    """Measure the module that ``path.py:factory`` returns; nothing predicts it.
+    """Measure the module that ``path.py:factory``, or the function, returns; nothing predicts it.
 
     Raises:
         MissingExtraError: PyTorch is not installed.

@@ -92,7 +92,7 @@ class RealStep:
     """Highest reservation of the allocator in that time."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Measurement(Result):
     """Real saved bytes of one training step, beside the prediction.
 

@@ -122,7 +122,7 @@ def _model(o: Options, warnings: list[str], needs: dict[str, SpecError]) -> dict
     hidden, heads = o.number("hidden-size", 0), o.number("num-attention-heads", 0, least=1)
     mixed = hybrid(o)
     layers, encoder = (len(mixed["pattern"]), 0) if mixed else depth(o)
-    gated = o.flag("swiglu")
+    gated = any(o.flag(name) for name in ("swiglu", "quick-geglu", "gated-linear-unit"))
     ffn = o.number("ffn-hidden-size", 0)
     if not ffn:
         # arguments.py: 4h, with a gate two thirds of it, down to a multiple of 64.
@@ -200,6 +200,9 @@ def _activation(o: Options, gated: bool) -> str:
         return "relu2"
     if o.flag("quick-geglu"):
         return "quick_gelu"
+    if gated and not o.flag("swiglu"):
+        # transformer_config.py: a gate alone keeps the default function, or the one named.
+        return "silu" if "silu" in o.text("activation-func") else "gelu"
     return "silu" if gated else "gelu"
 
 
