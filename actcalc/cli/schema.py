@@ -34,6 +34,7 @@ OUTPUTS = {
     "plan": ("actcalc.answers.plan", "RunPlan"),
     "plan-layer": ("actcalc.answers.measured_plan", "LayerPlan"),
     "plan-problem": ("actcalc.answers.plan_problem", "ProblemPlan"),
+    "search": ("actcalc.answers.search", "Search"),
     "check": ("actcalc.answers.check", "Check"),
     "mfu": ("actcalc.answers.mfu", "Utilisation"),
     "explain": ("actcalc.answers.explain.terms", "Explanation"),

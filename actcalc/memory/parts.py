@@ -114,6 +114,7 @@ class Timeline:
         self._ends: dict[str, Part] = like._ends if like and same else {}
         self._parameters: dict[int, Parameters] = like._parameters if like else {}
         self._trained: dict[int, Trained] = like._trained if like else {}
+        self._largest: dict[int, int] = like._largest if like else {}
         self._shapes: dict[int, frozenset[tuple[int, ...]]] = like._shapes if like else {}
         self.last_layer = self.model.context.model.depth
 
@@ -192,8 +193,11 @@ class Timeline:
         """Elements of the largest trained weight of a graph, on one rank; of adapters all."""
         if self.training.lora_rank:
             return self.trained(graph).own
-        sizes = self.model.sizes
-        return max((int(w.parameters.value(sizes)) for w in graph.weights), default=0)
+        if id(graph) not in self._largest:
+            sizes = self.model.sizes
+            counts = (int(weight.parameters.value(sizes)) for weight in graph.weights)
+            self._largest[id(graph)] = max(counts, default=0)
+        return self._largest[id(graph)]
 
     def _casts(self, outcome: LayerOutcome) -> int:
         """Bytes of cast weights of a layer that its policy does not store.

@@ -62,7 +62,11 @@ class Choices:
 
     def for_chunks(self, deepest: int) -> list[tuple[int, int]]:
         """Number and block of each policy that is tried of chunks of so many layers, at most."""
-        found = [(self.names.index(name), 0) for name in self.wanted]
+        found = [
+            (self.names.index(name), 0)
+            for name in self.wanted
+            if int(name.partition(":")[2] or 1) <= deepest
+        ]
         counts: Iterator[int] | tuple[int, ...] = self.blocks
         if self.every_block:
             counts = iter(range(1, deepest))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from actcalc.cost.rates import Rates, rates_of
+from actcalc.cost.rates import Rates, peak_flops, rates_of
 from actcalc.cost.roofline import Roofline
 from actcalc.cost.step import check_timed, step_time
 from actcalc.errors import SpecError
@@ -49,6 +50,8 @@ class Found:
     """Layouts that were looked at."""
     cuts: tuple[Cut, ...]
     lanes: tuple[Lane, ...]
+    flops: tuple[float, ...]
+    """Model FLOPs of one sequence, over all ranks, by lane."""
     choices: Choices
     """The policies, by the rows' numbers."""
     rows: Rows
@@ -60,6 +63,27 @@ class Found:
     """Of one step."""
     complete: bool
     """False where the search was stopped before its end."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one step."""
+        return (self.run.workload.global_batch or 0) * self.run.workload.seq
+
+    @cached_property
+    def tokens_per_second_per_gpu(self) -> Floats:
+        """By row."""
+        found: Floats = self.tokens / (self.seconds * self.gpus)
+        return found
+
+    @cached_property
+    def mfu(self) -> Floats:
+        """Model FLOPs over what the devices could do in the step, by row."""
+        device = self.run.device
+        assert device is not None
+        peak = peak_flops(device, self.run.workload.arithmetic)
+        useful = np.array(self.flops)[self.rows.lane] * (self.run.workload.global_batch or 0)
+        found: Floats = useful / (self.seconds * self.gpus * peak)
+        return found
 
     def layout(self, row: int) -> Layout:
         """The layout of one row."""
@@ -149,7 +173,9 @@ class _Search:
         ]
         self.considered = 0
         self.lanes = Lanes(self.run, rates, self.choices.measured)
-        self.every: list[Measured] = []
+        self.every: list[Lane] = []
+        self.flops: list[float] = []
+        self._flops_of: dict[Split, float] = {}
         self._singles: dict[tuple[Layout, int], StagedRun] = {}
 
     def found(self, progress: Progress | None) -> Found:
@@ -172,7 +198,8 @@ class _Search:
         self.lanes = Lanes(self.run, self.rates, self.choices.measured)
         batches = [list(self._batches(cut, legal)) for cut in every]
         offset = len(self.every)
-        self.every += self.lanes.measured
+        self.every += [one.lane for one in self.lanes.measured]
+        self.flops += [self._flops(one) for one in self.lanes.measured]
         for index, (cut, batch) in enumerate(zip(every, batches, strict=True)):
             for part in self._cut(index, cut, batch) if batch else ():
                 lanes = part.rows.lane + offset
@@ -235,6 +262,12 @@ class _Search:
             policy, block = np.tile(chosen, (len(some), 1)).T
             yield Rows(lane=lane, policy=policy, block=block, dp=dp, zero=zero, rounds=rounds)
 
+    def _flops(self, measured: Measured) -> float:
+        split, size = measured.lane.split, measured.lane.micro_batch
+        if split not in self._flops_of:
+            self._flops_of[split] = measured.flops / size
+        return self._flops_of[split]
+
     # --- rows that are evaluated one by one -------------------------------------------------------
 
     def _known(self, rows: Rows) -> Bools:
@@ -287,7 +320,8 @@ class _Search:
             gpus=self.space.gpus,
             considered=self.considered,
             cuts=tuple(every),
-            lanes=tuple(one.lane for one in self.every),
+            lanes=tuple(self.every),
+            flops=tuple(self.flops),
             choices=self.choices,
             rows=Rows(*(np.concatenate(columns) for columns in zip(*rows, strict=True))),
             cut=np.concatenate([empty, *(np.full(len(p.peak), p.cut) for p in parts)]),

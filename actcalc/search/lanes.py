@@ -170,6 +170,8 @@ class Lanes:
         self.measured: list[Measured] = []
         self._places: dict[Lane, int | None] = {}
         self._tables: dict[Any, Any] = {}
+        self.held: dict[Any, Any] = {}
+        """What stages need whatever their micro-batch is, by what it depends on."""
 
     def place(self, lane: Lane) -> int | None:
         """The row of a lane in every table; None where the framework cannot run it."""

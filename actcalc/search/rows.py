@@ -13,11 +13,11 @@ from actcalc.cost.roofline import NOTHING, LayerTime
 from actcalc.cost.step import Reduction, hides_messages
 from actcalc.layers.core.algebra import most
 from actcalc.memory.parts import EMBEDDING, HEAD, PREDICTION
-from actcalc.run.schedule.held import fullest
+from actcalc.run.schedule.held import fullest, steady_length
 from actcalc.search.choices import NO_POLICY
 from actcalc.search.lanes import SECONDS, Floats, Ints, Lanes
 from actcalc.search.space import Cut
-from actcalc.search.stages import Chunk, Held, Stage, fullest_of, held, replicas_exchange
+from actcalc.search.stages import Chunk, Held, Stage, fullest_of, held, needs, replicas_exchange
 from actcalc.specs.layout import Layout
 
 _MOST_REPLICAS = 1 << 24
@@ -61,7 +61,6 @@ class CutRows:
 
     def __init__(self, lanes: Lanes, cut: Cut, stages: Sequence[Stage]) -> None:
         self.lanes, self.cut, self.stages = lanes, cut, stages
-        self._held: dict[tuple[int, int, int, Stage], Held] = {}
         self._exchange: dict[tuple[int, int, int], Reduction] = {}
 
     # --- memory -----------------------------------------------------------------------------------
@@ -111,8 +110,12 @@ class CutRows:
             many = np.minimum(cut.pp - index, rows.rounds)
             found: Ints = (many - 1) * one.stored + np.maximum(one.forward, one.backward)
             return found
-        for count in np.unique(rows.rounds).tolist():
-            here = rows.rounds == count
+        lengths = {
+            count: steady_length(cut.schedule, cut.pp, count, cut.vpp)
+            for count in np.unique(rows.rounds).tolist()
+        }
+        for count in sorted(set(lengths.values())):
+            here = np.isin(rows.rounds, [m for m, length in lengths.items() if length == count])
             sizes = [_Sizes(*(column[here] for column in chunks[kind])) for kind in kinds]
             highest = np.zeros(int(here.sum()), np.int64)
             for work, kind, held_ in fullest(
@@ -184,11 +187,14 @@ class CutRows:
         return [(lane, dp, zero) for (lane, dp), zero in zip(pairs, stages, strict=True)], own
 
     def _held_by(self, lane: int, dp: int, zero: int, stage: Stage) -> Held:
-        key = (lane, dp, zero, stage)
-        if key not in self._held:
-            measured = self.lanes.measured[lane]
-            self._held[key] = held(measured, self._layout(lane, dp, zero), stage)
-        return self._held[key]
+        measured = self.lanes.measured[lane]
+        # Sequence parallelism splits no weight; of pipelines it only matters that there is one.
+        split = measured.lane.split._replace(sp=False)
+        key = (split, dp, zero, self.cut.pp > 1, needs(stage))
+        if key not in self.lanes.held:
+            self.lanes.held[key] = held(measured, self._layout(lane, dp, zero), stage)
+        found: Held = self.lanes.held[key]
+        return found
 
     def _layout(self, lane: int, dp: int, zero: int) -> Layout:
         more = {"dp": dp, "zero": zero, **self.cut.fields()}
@@ -231,19 +237,18 @@ class CutRows:
         cut = self.cut
         if cut.pp == 1:
             (one,) = times.values()
-            whole: Floats = rows.rounds * (one.forward + one.backward)
-            return whole
+            whole: Any = rows.rounds * (one.forward + one.backward)
+            return np.asarray(whole)
         splits = [one.lane.split for one in self.lanes.measured]
         inside = np.array([split.tp * split.cp for split in splits])[rows.lane] * rows.dp
         far = inside >= self.lanes.rates.node
-        send = np.where(
-            far, self.lanes.handover(far=True)[rows.lane], self.lanes.handover(far=False)[rows.lane]
-        )
+        near, away = (self.lanes.handover(far=place)[rows.lane] for place in (False, True))
+        send = np.where(far, away, near).astype(np.float64)
         hidden = cut.vpp > 1 and hides_messages(self.lanes.run)
 
         def occupied(seconds: Floats) -> Floats:
-            found: Floats = most(seconds, send) if hidden else seconds + send
-            return found
+            found: Any = most(seconds, send) if hidden else seconds + send
+            return np.asarray(found)
 
         busy = {
             chunk: Durations(

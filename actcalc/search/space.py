@@ -16,6 +16,9 @@ from actcalc.specs.schedules import SCHEDULES
 
 _FEWEST_TOKENS = 1024
 """Tokens of a sequence that a context-parallel rank keeps, where --cp is not given."""
+_LAYERS_OF_UNEVEN = 2
+"""Layers of a slice from which on an uneven cut is tried, where --pp is not given: of fewer, the
+longest slices have half as much again, or more."""
 _LARGEST_MICRO_BATCH = 32
 """Sequences of a micro-batch that are tried, where --micro-batch is not given."""
 
@@ -98,8 +101,13 @@ class Cut(NamedTuple):
 
     def fields(self) -> dict[str, object]:
         """Its fields of a layout."""
-        one = {"pp": self.pp, "vpp": self.vpp, "layers_per_stage": self.layers_per_stage}
-        return {**one, "schedule": self.schedule if self.pp > 1 else None}
+        usual = "interleaved" if self.vpp > 1 else "1f1b"
+        return {
+            "pp": self.pp,
+            "vpp": self.vpp,
+            "layers_per_stage": self.layers_per_stage,
+            "schedule": None if self.schedule == usual else self.schedule,
+        }
 
 
 def _powers(most: int) -> Iterator[int]:
@@ -178,8 +186,11 @@ def cuts(run: Run, space: Space) -> list[Cut]:
             for vpp in _interleaving(depth, pp, row.chunks):
                 if vpp not in (space.vpp or ANY):
                     continue
-                counts = given or _counts(depth, row.slices(pp, vpp), vpp)
-                if counts is not None and len(counts or ()) in (0, row.slices(pp, vpp)):
+                slices = row.slices(pp, vpp)
+                if depth % slices and depth < _LAYERS_OF_UNEVEN * slices and space.pp is None:
+                    continue
+                counts = given or _counts(depth, slices, vpp)
+                if counts is not None and len(counts or ()) in (0, slices):
                     found.append(Cut(pp, vpp, name, counts))
     return found
 

@@ -91,6 +91,16 @@ class Held(NamedTuple):
     """Trained parameters: of all replicas, and routed experts."""
 
 
+def needs(stage: Stage) -> tuple[object, ...]:
+    """What a stage's states depend on: how many layers of each kind, and which ends."""
+    layers = Counter[int]()
+    for chunk in stage:
+        for kind, count in chunk.layers:
+            layers[kind] += count
+    first, last = any(chunk.first for chunk in stage), any(chunk.last for chunk in stage)
+    return (*sorted(layers.items()), first, last)
+
+
 def graphs_of(measured: Measured, stage: Stage) -> list[Graph]:
     """Every graph of a stage in model order, as many times as it occurs."""
     found: list[Graph] = []
@@ -128,7 +138,7 @@ def held(measured: Measured, layout: Layout, stage: Stage) -> Held:
         base=state.weights + state.optimizer + state.gradients + sum(b.bytes for b in found),
         step=step_bytes(training, rules, state, largest) + state.step_gradients,
         outside=sum(buffer.bytes for buffer in beside),
-        optimizer=optimizer_time(model, graphs, training, measured.rates).total,
+        optimizer=optimizer_time(model, graphs, training, measured.rates, parameters).total,
         trained=(parameters.dense.trained, parameters.expert.trained),
     )
 

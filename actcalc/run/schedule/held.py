@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -136,6 +136,16 @@ def moments(
     )
 
 
+def steady_length(
+    schedule: str, pp: int, microbatches: int, vpp: int = 1, *, group: int | None = None
+) -> int:
+    """Microbatches of the shortest step that holds at any time what one of ``microbatches`` does.
+
+    Raises ``SpecError`` as :func:`actions` does.
+    """
+    return _memory_shape(shape_of(schedule, pp, microbatches, vpp, group)).microbatches
+
+
 @lru_cache(maxsize=4096)
 def fullest(
     schedule: str,
@@ -163,10 +173,23 @@ def fullest(
     held = np.cumsum(step, axis=0) - np.minimum(step, 0)
     # a forward's own micro-batch is there while it runs; so is what a backward is about to end
     every = np.concatenate([order.kind[:, None], kinds[:, None], held], axis=1)
+    found: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+    for kind, own, *counts in _distinct(every).tolist():
+        found.setdefault((kind, own), []).append(tuple(counts))
     return tuple(
-        Moment(KINDS[row[0]], row[1], Held(tuple(row[2:]), ()))
-        for row in _undominated(_distinct(every)).tolist()
+        Moment(KINDS[kind], own, Held(counts, ()))
+        for (kind, own), every_count in found.items()
+        for counts in _undominated(every_count)
     )
+
+
+def _undominated(rows: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
+    """The rows that no other is at least as large as in every column."""
+    kept: list[tuple[int, ...]] = []
+    for row in sorted(rows, key=sum, reverse=True):
+        if not any(all(a >= b for a, b in zip(other, row, strict=True)) for other in kept):
+            kept.append(row)
+            yield row
 
 
 def _distinct(rows: Ints) -> Ints:
@@ -176,17 +199,6 @@ def _distinct(rows: Ints) -> Ints:
         return np.unique(rows, axis=0)
     number = rows @ (radix ** np.arange(rows.shape[1]))
     return rows[np.unique(number, return_index=True)[1]]
-
-
-def _undominated(rows: Ints) -> Ints:
-    """Of rows alike in their first two columns those that no other tops in all the rest."""
-    result = []
-    for work in np.unique(rows[:, :2], axis=0):
-        same = rows[(rows[:, :2] == work).all(axis=1)]
-        held = same[:, 2:]
-        below = (held[:, None, :] <= held[None, :, :]).all(axis=2)
-        result.append(same[below.sum(axis=1) == 1])
-    return np.concatenate(result)
 
 
 def _memory_shape(shape: Shape) -> Shape:
