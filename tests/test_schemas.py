@@ -101,6 +101,11 @@ LINES: dict[str, list[str]] = {
         f"plan {BLOCK} --memory 200MB --emit torch",
         f"plan {BLOCK} --memory 200MB --method sqrt",
     ],
+    "search": [
+        f"search gpt2 --gpus 8 {A100} --global-batch 16 --micro-batch 1",
+        f"search gpt2 --gpus 4 {A100} --global-batch 8 --tp 1 --pareto time,memory --top 2",
+        f"search gpt3-175b --gpus 8 {A100} --global-batch 8 --tp 8",  # none fits
+    ],
     "check": [
         f"check gpt2 --framework megatron --log {LOG}",
         f"check gpt2 --framework megatron --global-batch 64 --dp 8 --log {LOG} {A100}",

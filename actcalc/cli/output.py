@@ -8,13 +8,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from actcalc.cli import drop_output
 from actcalc.cli.choices import OUTPUT, option
 from actcalc.errors import SpecError
-from actcalc.render.formats import ENDINGS, FORMATS
+from actcalc.render.formats import ENDINGS, FORMATS, Parts, named_by
 from actcalc.render.sheet import Sheet
+
+if TYPE_CHECKING:
+    from actcalc.render.charts.chart import Charts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -42,6 +45,15 @@ class OutputOptions:
             files=True,
         ),
     ] = None
+    plot: Annotated[
+        str | None,
+        option(
+            "--plot",
+            help="Which chart of the answer to draw, with -o FILE.svg.",
+            panel=OUTPUT,
+            metavar="NAME",
+        ),
+    ] = None
     units: Annotated[
         str,
         option(
@@ -60,18 +72,27 @@ def chosen_format(output: OutputOptions) -> str:
     name = "json" if output.json else output.format
     if name is not None and name not in FORMATS:
         raise SpecError(f"unknown format {name!r}", "use one of " + ", ".join(FORMATS))
-    if output.output is None:
-        return name or "table"
-    suffix = Path(output.output).suffix.lower()
-    ending = ENDINGS.get(suffix)
-    if name is None:
-        if ending is None:
+    if name is None and output.output is not None:
+        name = named_by(output.output)
+        if name is None:
             raise SpecError(
-                f"-o {output.output}: the ending {suffix!r} names no format",
+                f"-o {output.output}: the ending {Path(output.output).suffix.lower()!r} names no "
+                "format",
                 "end it in " + ", ".join(ENDINGS) + ", or add --format",
             )
-        return ending
+    name = name or "table"
+    if output.plot is not None and not (FORMATS[name].drawn or name == "html"):
+        raise SpecError(
+            f"--plot {output.plot} is a picture, {name} holds none",
+            f"name a file for it: -o {output.plot}.svg (or .png, .html, .vl.json)",
+        )
     return name
+
+
+def draws(output: OutputOptions) -> bool:
+    """Whether charts are wanted of the answer."""
+    name = chosen_format(output)
+    return FORMATS[name].drawn or name == "html"
 
 
 def check_units(units: str) -> None:
@@ -81,15 +102,20 @@ def check_units(units: str) -> None:
 
 
 def emit(
-    sheets: Callable[[], list[Sheet]], document: Callable[[], dict[str, Any]], output: OutputOptions
+    sheets: Callable[[], list[Sheet]],
+    document: Callable[[], dict[str, Any]],
+    output: OutputOptions,
+    charts: Charts | None = None,
 ) -> None:
     """Print the answer in the chosen format, to stdout or to the file named with -o.
 
-    Only what the format needs is made: ``document`` for JSON, ``sheets`` for all others.
+    Only what the format needs is made: ``document`` for JSON, ``charts`` for pictures, ``sheets``
+    for all others.
     """
     name = chosen_format(output)
+    parts = Parts(sheets, document, _wanted(name, output.plot, charts or {}))
     if output.output is not None:
-        write_whole(Path(output.output), FORMATS[name].write(sheets, document))
+        write_whole(Path(output.output), FORMATS[name].write(parts))
         return
     try:
         if name == "table":
@@ -97,10 +123,24 @@ def emit(
 
             print_sheets(sheets())
         else:
-            _print(FORMATS[name].write(sheets, document))
+            _print(FORMATS[name].write(parts))
         sys.stdout.flush()
     except BrokenPipeError:
         drop_output()
+
+
+def _wanted(name: str, plot: str | None, charts: Charts) -> Charts:
+    """The charts to draw: the one named with --plot, else all there are."""
+    if not charts and (FORMATS[name].drawn or plot is not None):
+        others = ", ".join(row.name for row in FORMATS.values() if not row.drawn)
+        raise SpecError(f"{name}: there is no chart of this answer", f"use {others} without --plot")
+    if plot is None:
+        return charts
+    if plot not in charts:
+        raise SpecError(
+            f"--plot {plot!r} names no chart of this answer", "it has " + ", ".join(charts)
+        )
+    return {plot: charts[plot]}
 
 
 def emit_text(text: str, output: OutputOptions) -> None:

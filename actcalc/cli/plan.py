@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +20,7 @@ from actcalc.cli.options import (
     refuse_given,
     with_options,
 )
-from actcalc.cli.output import check_units, chosen_format, emit, emit_text
+from actcalc.cli.output import check_units, chosen_format, draws, emit, emit_text
 from actcalc.errors import SpecError
 from actcalc.io.sources import measured_layer
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from actcalc.answers.plan import RunPlan
     from actcalc.answers.plan_changes import PlanStates
     from actcalc.measure.layer import MeasuredLayer
+    from actcalc.render.charts.chart import Chart, Charts
     from actcalc.specs.run import Run
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -173,6 +174,8 @@ def plan(
     if how.emit in WHOLE:
         return _emit_run(models, options, trained, how, output)
     pasted = _pasted(how.emit, how.frontier, output)
+    if not pasted and draws(output):
+        how = replace(how, frontier=True)  # what the chart is of
     model = models[0] if len(models) == 1 else ""
     data = problem_in(model)
     if data is not None:
@@ -193,8 +196,24 @@ def plan(
         return 0 if result.emitted.feasible else 1
     from actcalc.render.plan import plan_sheets
 
-    emit(lambda: plan_sheets(result, output.units, states), result.document, output)
+    emit(
+        lambda: plan_sheets(result, output.units, states),
+        result.document,
+        output,
+        _charts(result, output),
+    )
     return 0 if result.feasible else 1
+
+
+def _charts(result: RunPlan, output: OutputOptions) -> Charts:
+    """Memory against cost, with the named policies."""
+
+    def frontier() -> Chart:
+        from actcalc.render.charts.plan import frontier_chart
+
+        return frontier_chart(result, output.units)
+
+    return {"frontier": frontier} if result.frontier else {}
 
 
 def _emit_run(
@@ -209,8 +228,9 @@ def _emit_run(
     from actcalc.io.writers import written
 
     idle = [flag for flag in how.given() if flag not in ("--memory", "--emit")]
-    if idle or output.json or output.format is not None:
-        what = idle[0] if idle else "--json" if output.json else "--format"
+    idle += [f"--{name}" for name in ("json", "format", "plot") if getattr(output, name)]
+    if idle:
+        what = idle[0]
         raise SpecError(
             f"--emit {how.emit} writes a run under one policy: {what} has no effect on it",
             f"drop {what}",
@@ -267,6 +287,11 @@ def _pasted(target: str | None, frontier: bool, output: OutputOptions) -> bool:
     from actcalc.plan.emit.targets import check_target
 
     check_target(target)
+    if output.plot is not None:
+        raise SpecError(
+            f"--emit {target} is text to paste, --plot {output.plot} a picture",
+            "drop one of them",
+        )
     if output.format is None and not output.json and output.output is not None:
         ending = Path(output.output).suffix.lower()
         form = "json" if ending == ".json" else "table"

@@ -202,13 +202,12 @@ def check_profile(profile: Framework, layout: Layout, workload: Workload) -> Non
 
 def _check_modules(profile: Framework, layout: Layout) -> None:
     """Refuse what layers of PyTorch modules do not know of parallelism."""
-    for name in ("cp", "ep"):
-        if getattr(layout, name) > 1:
-            raise SpecError(
-                f"the {profile.name} profile knows tensor, pipeline and data parallelism, not "
-                f"{name} {getattr(layout, name)}",
-                f"use --framework megatron, or drop --{name}",
-            )
+    if layout.ep > 1:
+        raise SpecError(
+            f"the {profile.name} profile knows tensor, pipeline, context and data parallelism, "
+            f"not ep {layout.ep}",
+            "use --framework megatron, or drop --ep",
+        )
     if layout.tp > 1 and not layout.sp:
         raise SpecError(
             f"the {profile.name} profile runs tensor parallelism with sequence parallelism",
