@@ -112,7 +112,7 @@ def answer(
         training=run.training.model_dump(),
         device=run.device.model_dump(),
         headroom_ratio=run.headroom_ratio,
-        framework=run.framework.name,
+        framework=str(run.framework),
         gpus=found.gpus,
         considered=found.considered,
         feasible=len(found.peak),
