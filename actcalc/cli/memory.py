@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +18,7 @@ from actcalc.cli.options import (
     with_options,
 )
 from actcalc.cli.output import check_units, chosen_format, emit, emit_text
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, say
 from actcalc.io.sources import Source
 from actcalc.render.memory import memory_sheets, two_sheets
 from actcalc.render.sheet import Sheet
@@ -51,7 +50,7 @@ def _emit(
     run = options.run(origin, options.frameworks()[0], training)
     text = written(run, target)
     for note in run.warnings:
-        print(f"note: {note}", file=sys.stderr)
+        say(f"note: {note}")
     emit_text(text, output)
     return 0
 

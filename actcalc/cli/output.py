@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from actcalc.cli import drop_output
 from actcalc.cli.choices import OUTPUT, option
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, file_error
 from actcalc.render.formats import ENDINGS, FORMATS, Parts, named_by
 from actcalc.render.sheet import Sheet
 
@@ -116,17 +118,13 @@ def emit(
     parts = Parts(sheets, document, _wanted(name, output.plot, charts or {}))
     if output.output is not None:
         write_whole(Path(output.output), FORMATS[name].write(parts))
-        return
-    try:
-        if name == "table":
-            from actcalc.render.table import print_sheets
+    elif name == "table":
+        from actcalc.render.table import print_sheets
 
+        with _printing():
             print_sheets(sheets())
-        else:
-            _print(FORMATS[name].write(parts))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        drop_output()
+    else:
+        write_out(FORMATS[name].write(parts))
 
 
 def _wanted(name: str, plot: str | None, charts: Charts) -> Charts:
@@ -147,47 +145,80 @@ def emit_text(text: str, output: OutputOptions) -> None:
     """Print what is to be pasted or kept as a file, and nothing else."""
     if output.output is not None:
         write_whole(Path(output.output), text)
-        return
+    else:
+        write_out(text)
+
+
+def write_out(content: str | bytes) -> None:
+    """Write to stdout; ``SpecError`` where it is closed, or its disk full."""
+    with _printing():
+        if isinstance(content, str):
+            sys.stdout.write(content)
+        else:
+            sys.stdout.flush()
+            sys.stdout.buffer.write(content)
+
+
+@contextlib.contextmanager
+def _printing() -> Iterator[None]:
+    """Stdout, written to inside; a reader that has gone is no error (``actcalc ... | head``)."""
+    what = "write the answer to standard output"
+    if sys.stdout is None:
+        raise file_error(what, OSError(errno.EBADF, "it is closed"))
     try:
-        _print(text)
+        yield
         sys.stdout.flush()
     except BrokenPipeError:
         drop_output()
-
-
-def _print(content: str | bytes) -> None:
-    if isinstance(content, str):
-        sys.stdout.write(content)
-        return
-    sys.stdout.flush()
-    sys.stdout.buffer.write(content)
+    except OSError as error:
+        raise file_error(what, error) from error
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file through a temporary one beside it, so that it is never half-written."""
+    """Write a file through a temporary one beside it, so that it is never half-written.
+
+    A file that is there keeps who may read it; a device or a pipe is written to, never replaced by
+    a file of its name. Raises ``SpecError`` for what cannot be written.
+    """
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
+    try:
+        try:
+            known = path.stat()
+        except FileNotFoundError:
+            known = None
+        if known is not None and not stat.S_ISREG(known.st_mode):
+            path.write_bytes(data)
+        else:
+            _replace(Path(os.path.realpath(path)), known, data)
+    except BrokenPipeError:
+        return
+    except (OSError, ValueError) as error:
+        raise file_error(f"write {path}", error) from error
+
+
+def _replace(path: Path, known: os.stat_result | None, data: bytes) -> None:
+    """Put ``data`` where ``path`` is, at once, with the mode of the file that was there."""
     import tempfile
 
-    temporary = None
-    data = content.encode() if isinstance(content, str) else content
+    if known is not None and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    mode = 0o666 & ~_umask() if known is None else stat.S_IMODE(known.st_mode)
+    number, temporary = tempfile.mkstemp(prefix=".actcalc-", dir=path.parent)
     try:
-        path = path.resolve()
-        if path.exists() and not path.is_file():
-            # A device or a pipe is written to, never replaced by a file of its name.
-            path.write_bytes(data)
-            return
-        with tempfile.NamedTemporaryFile(
-            "wb", dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as stream:
-            temporary = stream.name
+        with open(number, "wb") as stream:
             stream.write(data)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary is not None:
+        if known is not None:
             with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        raise SpecError(
-            f"cannot write {path}: {error.strerror or error}", "name a file in a folder that exists"
-        ) from error
+                os.chown(temporary, known.st_uid, known.st_gid)
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from actcalc.cli.options import (
     with_options,
 )
 from actcalc.cli.output import check_units, chosen_format, draws, emit, emit_text
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, say
 from actcalc.io.sources import measured_layer
 
 if TYPE_CHECKING:
@@ -239,8 +238,7 @@ def _emit_run(
     run = options.run(options.origin(models), options.frameworks()[0], trained.training())
     chosen = planned_run(run, how.memory, target)
     if chosen is None:
-        print(f"no policy that {target} can say fits; plan without --emit says what is missing",
-              file=sys.stderr)  # fmt: skip
+        say(f"no policy that {target} can say fits; plan without --emit says what is missing")
         return 1
     emit_text(written(chosen, target), output)
     return 0
@@ -348,19 +346,25 @@ def refuse_for_layer(
 
 
 def problem_in(model: str) -> Mapping[str, Any] | None:
-    """The planning problem in the file ``model``, or None if it is something else."""
-    path = Path(model)
-    if path.suffix != ".json" or not path.is_file():
-        return None
-    import json
+    """The planning problem in the file ``model``, or None if it is something else.
 
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+    Raises ``SpecError`` for one that is malformed.
+    """
+    from actcalc.io.yamlfile import is_there, largest, parse_json, read_text
+
+    path = Path(model)
+    if path.suffix != ".json" or not is_there(model) or path.stat().st_size > largest(path):
         return None
-    if isinstance(data, dict) and _PROBLEM_MARKS & data.keys() and "model_type" not in data:
+    text = read_text(path)
+    marked = any(f'"{mark}"' in text for mark in _PROBLEM_MARKS)
+    if not marked and '"instances"' not in text:
+        return None
+    data = parse_json(text, model)
+    if not isinstance(data, dict) or "model_type" in data:
+        return None
+    if _PROBLEM_MARKS & data.keys():
         return data
-    if isinstance(data, dict) and "instances" in data:
+    if "instances" in data:
         raise SpecError(
             f"{model} holds several planning problems", "write one of its instances to a file"
         )

@@ -21,7 +21,16 @@ from actcalc.run.staged import StagedRun
 from actcalc.search.choices import Choices
 from actcalc.search.lanes import Floats, Ints, Lane, Lanes, Measured
 from actcalc.search.rows import Bools, CutRows, Rows
-from actcalc.search.space import ANY, Cut, Space, Split, cuts, micro_batches, policies, splits
+from actcalc.search.space import (
+    Cut,
+    Space,
+    Split,
+    cuts,
+    micro_batches,
+    policies,
+    splits,
+    zero_stages,
+)
 from actcalc.search.stages import stages_of
 from actcalc.specs.layout import Layout
 from actcalc.specs.run import Run
@@ -250,9 +259,7 @@ class _Search:
 
     def _rows(self, batches: Sequence[_Batch], chosen: Ints) -> Iterator[Rows]:
         """Every batch with every policy and ZeRO stage, a block at a time."""
-        wanted = self.space.zero if self.space.zero is not None else ANY
-        own = self.run.framework.zero_stages
-        stages = [z for z in (own if self.space.zero is None else range(4)) if z in wanted]
+        stages = zero_stages(self.run, self.space)
         pairs = [(b, z) for b in batches for z in (stages if b.sharded else stages[:1])]
         each = max(1, BLOCK_ROWS // max(1, len(chosen)))
         for start in range(0, len(pairs), each):

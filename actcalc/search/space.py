@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from actcalc.errors import SpecError
-from actcalc.io.runs import check_profile
-from actcalc.specs.check import check, divisors, uneven_split
+from actcalc.specs.check import check, check_profile, divisors, uneven_split
 from actcalc.specs.layout import Layout
 from actcalc.specs.run import Run
 from actcalc.specs.schedules import SCHEDULES
@@ -234,7 +233,22 @@ def policies(run: Run, space: Space, usual: Iterable[str]) -> tuple[str, ...]:
     """
     if space.policies:
         return space.policies
-    some = run.framework.recomputes_some
     own = [name for name in usual if name != "sqrt"]
     own += ["op"] * run.framework.per_op_policy
-    return (*own, *([some] if some != "none" else []))
+    return (*own, *_SOME_LAYERS[run.framework.recomputes])
+
+
+_SOME_LAYERS = {"layers": (), "ops": ("every",), "modules": ("block",)}
+"""Policies that re-run some layers whole, by what a framework's options can say."""
+
+
+def zero_stages(run: Run, space: Space) -> list[int]:
+    """ZeRO stages that are tried: as asked for, else those of the framework.
+
+    Where gradients are summed in buffers of their own (Megatron's ``main_grad``), no more than the
+    states beside them are sharded, unless asked for: stages 2 and 3 are another data parallelism.
+    """
+    if space.zero is not None:
+        return [stage for stage in range(4) if stage in space.zero]
+    most = 1 if run.framework.main_gradients else 3
+    return [0, *(stage for stage in run.framework.zero_stages if stage <= most)]

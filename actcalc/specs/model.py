@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Literal, NamedTuple
 
 from actcalc.errors import SpecError
-from actcalc.specs.base import Cap, Count, Layers, Rate, Size, Spec
+from actcalc.specs.base import MAX_LAYERS, Cap, Count, Layers, MoreLayers, Rate, Size, Spec
 
 Activation = Literal[
     "gelu",
@@ -272,7 +272,7 @@ class Model(Spec):
     """Mixture of experts, if any layer has one."""
     mla: Mla | None = None
     """Multi-head latent attention, if used."""
-    mtp_layers: Count = 0
+    mtp_layers: MoreLayers = 0
     """Multi-token-prediction layers after the last one (DeepSeek-V3: 1)."""
     mamba: Mamba | None = None
     """State-space mixer, if any layer is one."""
@@ -299,7 +299,7 @@ class Model(Spec):
     """Classes of a classifier head."""
     patches: Count = 0
     """Input values of one patch of a vision transformer (channels · patch²); 0: text."""
-    encoder_layers: Count = 0
+    encoder_layers: MoreLayers = 0
     """Layers of the encoder of an encoder-decoder (0: none); ``layers`` is then the decoder's."""
 
     hidden_dropout: Rate = 0.0
@@ -352,6 +352,11 @@ class Model(Spec):
                     f"{name} has {length} entries for {self.layers} layers",
                     "give one entry per layer, or none",
                 )
+        if len(self.no_rope_layers) > self.layers:
+            raise SpecError(
+                f"no_rope_layers has {len(self.no_rope_layers)} entries for {self.layers} layers",
+                "name each layer once",
+            )
         if self.pattern or self.mtp_pattern:
             self._check_pattern()
         if "moe" in self.mlp_pattern and self.moe is None:
@@ -369,6 +374,11 @@ class Model(Spec):
             )
 
     def _check_pattern(self) -> None:
+        if len(self.mtp_pattern) > MAX_LAYERS:
+            raise SpecError(
+                f"mtp_pattern has {len(self.mtp_pattern)} letters",
+                f"use at most {MAX_LAYERS}",
+            )
         letters = set(self.pattern + self.mtp_pattern)
         if letters - set("M*-E"):
             raise SpecError(

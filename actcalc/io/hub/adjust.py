@@ -7,7 +7,8 @@ from typing import Any
 
 from actcalc.io.hub.family import ACTIVATIONS, SIZES
 from actcalc.io.hub.reading import Reading
-from actcalc.io.hub.values import MAX_LAYERS, Values
+from actcalc.io.hub.values import Values
+from actcalc.specs.base import MAX_LAYERS
 
 _POST_NORM = "apply_residual_connection_post_layernorm"
 
