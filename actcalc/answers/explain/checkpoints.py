@@ -1,55 +1,78 @@
-"""The best number of checkpoints."""
+"""How many checkpoints, and checkpoints of checkpoints."""
 
 from __future__ import annotations
 
 from fractions import Fraction
 
 from actcalc.answers.compare import optimum
-from actcalc.answers.explain.activations import size_text
-from actcalc.answers.explain.term import CHEN, NARAYANAN, Body, Term
+from actcalc.answers.explain.term import (
+    CHEN,
+    NARAYANAN,
+    Body,
+    Term,
+    layer_words,
+    own_saved,
+    size_text,
+)
 from actcalc.policy.checkpoints import segment_memory
 from actcalc.run.staged import StagedRun
 
 
 def _optimum(staged: StagedRun) -> Body:
-    graph = staged.graph
-    layer = staged.main.graph
-    own = [name for name in layer.saved if name not in layer.shared]
+    graph, layer = staged.graph, staged.main.graph
     best = optimum(staged)
     count, held = best.layers, best.in_flight
     near = min(count, max(1, round(best.continuous)))
     counted = best.input_bytes if layer.input in layer.saved else 0
 
-    def memory(segments: int) -> int:
+    def memory(segments: int, inside: int = best.layer_bytes, at_once: float = held) -> int:
         return segment_memory(
             segments,
             layers=count,
             input_bytes=best.input_bytes,
-            layer_bytes=best.layer_bytes,
+            layer_bytes=inside,
             counted_bytes=counted,
-            in_flight=Fraction(held).limit_denominator(10**6),
+            in_flight=Fraction(at_once).limit_denominator(10**6),
         )
 
+    chunks = len(staged.places[0])
     inside = f"√({count}·{best.layer_bytes_per_input_bytes_ratio:.4g}"
     inside += f"/{held:.4g})" if held != 1 else ")"
+    root = max(1, round(count**0.5))
     lines = [
         "memory(c) = m·c·A_in + (l/c)·A_int - A_in: c checkpoints stay for each of m micro-batches "
-        "in flight, one segment of l/c layers works, whose first input is its checkpoint.",
-        f"A_in = {size_text(layer.tensors[layer.input].bytes, graph)}",
-        f"A_int = {size_text(layer.bytes_of(own), graph)}",
+        "in flight, one segment of l/c layers works, whose first input is its checkpoint."
+        if counted
+        else "memory(c) = m·c·A_in + (l/c)·A_int: c checkpoints stay for each of m micro-batches "
+        "in flight, one segment of l/c layers works.",
+        f"A_in = {size_text(layer.tensors[layer.input].bytes, graph)}, the input of "
+        f"{layer_words(staged)} on each GPU",
+        f"A_int = {size_text(layer.bytes_of(own_saved(layer)), graph)}, what it keeps",
         f"A_int/A_in = {best.layer_bytes_per_input_bytes_ratio:.4g}",
-        f"l = {count} layers on the first pipeline stage, m = {held:.4g} in flight",
+        f"l = {count} layers on the first pipeline stage, m = {held:.4g} in flight"
+        + (f" (mean over the layers of its {chunks} chunks)" if chunks > 1 else ""),
         f"d/dc = 0 at c* = √(l·A_int/(m·A_in)) = {inside} = {best.continuous:.2f}, "
         f"{best.continuous_bytes:,.0f} B",
         f"c* is no plan: {near} checkpoints over {count} whole layers leave segments of "
         f"{-(-count // near)}, {memory(near):,} B.",
         f"Best realisable: {best.integer} checkpoints, {best.layers_per_segment} layer(s) each, "
         f"{best.total_bytes:,} B.",
-        "With A_in = A_int it is the √n scheme: 96 equal layers in 10 segments keep "
-        "10 + 9.6 = 19.6 layers' worth.",
+        *(
+            ("Segments are cut inside chunks, so that --policy sqrt may hold more.",)
+            if chunks > 1
+            else ()
+        ),
+        f"With A_in = A_int and one micro-batch it is the √n scheme: {count} equal layers in "
+        f"{root} segments keep {root} + {count / root:.4g} = {root + count / root:.4g} layers' "
+        "worth.",
     ]
-    source = f"{CHEN}, section 4.3; {NARAYANAN}, section 3.5"
-    return "the best number of checkpoints", tuple(lines), source
+    return Body(
+        title="the best number of checkpoints",
+        result=f"c* = {best.continuous:.2f} checkpoints for {count} layers; in whole layers "
+        f"{best.integer} are best, {best.total_bytes:,} B on each GPU.",
+        lines=tuple(lines),
+        source=f"{CHEN}, section 4.3; {NARAYANAN}, section 3.5",
+    )
 
 
 TERMS = (
@@ -57,7 +80,8 @@ TERMS = (
         "c*",
         "the best number of checkpoints",
         _optimum,
-        words=("cstar", "c", "checkpoints", "sqrt"),
+        words=("cstar", "c", "checkpoints", "sqrt", "sqrt(n)", "√n", "sqrtn", "74", "73.97", "57"),
+        flags=("recompute_method", "recompute_num_layers"),
         heeds=("schedule", "vpp", "global_batch", "layers_per_stage"),
     ),
 )
