@@ -215,13 +215,15 @@ def mfu(
         chosen,
         held,
         timing,
-        step_time=None if step_time is None else str(step_time),
-        gpus=gpus,
-        utilised=mfu,
-        flops=flops,
-        tokens=None if tokens is None else str(tokens),
-        price=price_per_gpu_hour,
-        calibrate=calibrate,
+        command.StepOptions(
+            step_time=None if step_time is None else str(step_time),
+            gpus=gpus,
+            mfu=mfu,
+            flops=flops,
+            tokens=None if tokens is None else str(tokens),
+            price_per_gpu_hour=price_per_gpu_hour,
+            calibrate=calibrate,
+        ),
     )
 
 

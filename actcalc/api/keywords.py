@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypedDict, TypeVar, get_type_hints
 
-from actcalc.cli.options import help_of
+from actcalc.cli.bundles import help_of
 from actcalc.errors import SpecError
 
 Call = TypeVar("Call", bound=Callable[..., Any])

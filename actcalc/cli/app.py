@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from actcalc import __version__
+from actcalc.cli.choices import SHELLS, examples, option
 from actcalc.cli.convert import plain, use_plain_conversion
-from actcalc.errors import SpecError, shorten
+from actcalc.errors import SpecError, file_error, shorten
 from actcalc.io import presets
 
 COMMANDS = {
@@ -28,9 +29,12 @@ COMMANDS = {
     "calibrate": "this GPU's shares of its peaks, measured, for --efficiency",
     "presets": "list or show models, devices and framework profiles",
     "schema": "JSON Schema of the input and of each output",
+    "help": "this, or the help of one command",
 }
 DEFAULT = "compare"
 _OWN_OPTIONS = ("--help", "-h", "--version")
+_SHELL_OPTIONS = ("--install-completion", "--show-completion")
+"""Options whose value may be left out."""
 
 
 def command_names() -> tuple[str, ...]:
@@ -54,24 +58,35 @@ class LazyGroup(TyperGroup):
         command.name = cmd_name
         for each in (command, *getattr(command, "commands", {}).values()):
             use_plain_conversion(each)
+            each.get_help = partial(_help, each)
         return command
+
+    def get_help(self, ctx: Any) -> str:
+        """The commands, listed without importing them, and how to begin."""
+        from actcalc.cli.help import help_text
+
+        return help_text(self, ctx, COMMANDS)
 
     def get_params(self, ctx: Any) -> Any:
         """The group's own options, converted plainly."""
         return plain(super().get_params(ctx))
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """List the commands in help without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Insert the default command before a model's name or its options."""
         return super().parse_args(ctx, route(list(args)))
 
 
+def _help(command: Any, ctx: Any) -> str:
+    """The help of a command, or of a group inside this one."""
+    from actcalc.cli.help import help_text
+
+    inner = getattr(command, "commands", None)
+    listed = inner and {name: each.get_short_help_str(90) for name, each in inner.items()}
+    return help_text(command, ctx, listed)
+
+
 def route(args: list[str]) -> list[str]:
-    """Arguments with the default command put first where no command is named.
+    """Arguments with the default command put first where no command is named; help turned round.
 
     Raises ``SpecError`` when the first word is neither a command, a preset nor a path: with a
     did-you-mean over all three.
@@ -79,9 +94,15 @@ def route(args: list[str]) -> list[str]:
     if not args:
         return args
     first = args[0]
+    if first == "help":
+        from actcalc.cli.help import asked
+
+        return asked(args[1:], COMMANDS)
+    if first in _SHELL_OPTIONS:
+        return [first, args[1] if len(args) > 1 else ""]
     if first in COMMANDS or first in _OWN_OPTIONS:
         return args
-    if first.startswith("-"):  # an option, or standard input
+    if first.startswith("-") or not first.strip():  # an option, standard input, or no name
         return [DEFAULT, *args]
     models = (*presets.names("models"), *presets.names("runs"))
     if first in models or _looks_like_path(first):
@@ -94,10 +115,9 @@ def route(args: list[str]) -> list[str]:
 def _looks_like_path(word: str) -> bool:
     if "/" in word or re.search(r"\.(ya?ml|json|toml|sh)$", word):
         return True
-    try:
-        return Path(word).exists()
-    except (OSError, ValueError):
-        return False
+    from actcalc.io.yamlfile import is_there
+
+    return is_there(word)
 
 
 def _version(value: bool) -> None:
@@ -106,15 +126,52 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
+def _install(value: str | None) -> None:
+    if value is not None:
+        from actcalc.cli.completion.shells import install
+
+        typer.echo(install(value))
+        raise typer.Exit
+
+
+def _show(value: str | None) -> None:
+    if value is not None:
+        from actcalc.cli.completion.shells import script
+
+        typer.echo(script(value), nl=False)
+        raise typer.Exit
+
+
 def _callback(
     version: bool = typer.Option(
         False, "--version", is_eager=True, callback=_version, help="Print the version and exit."
     ),
+    install_completion: Annotated[
+        str | None,
+        option(
+            "--install-completion",
+            help="Complete commands, presets and options in this shell, or in: {words}.",
+            metavar="[SHELL]",
+            words=lambda: SHELLS,
+            callback=_install,
+        ),
+    ] = None,
+    show_completion: Annotated[
+        str | None,
+        option(
+            "--show-completion",
+            help="Print the script that does so.",
+            metavar="[SHELL]",
+            words=lambda: SHELLS,
+            callback=_show,
+        ),
+    ] = None,
 ) -> None:
     """Memory and FLOPs of transformer training, before the job is launched.
 
-    `actcalc gpt3-175b --tp 8 --sp` compares recompute policies side by side. MODEL is a preset's
-    name, a hub id, a YAML run file, a config.json, or the files a run is launched with.
+    How many bytes of activations a step keeps, whether it fits, what to recompute, and what that
+    costs. MODEL is a preset's name, a hub id, a YAML run file, a config.json, or the files a run is
+    launched with; without a command, its policies are compared.
     """
 
 
@@ -122,6 +179,12 @@ def build() -> Any:
     """The command group."""
     app = typer.Typer(
         cls=LazyGroup,
+        epilog=examples(
+            "gpt3-175b --tp 8 --sp",
+            "memory llama-3-8b --device h100-80gb",
+            "plan llama-3-8b --device h100-80gb",
+            "help memory",
+        ),
         add_completion=False,
         no_args_is_help=True,
         rich_markup_mode=None,
@@ -142,6 +205,11 @@ def run(args: Sequence[str]) -> int:
         return 130
     except usage_error as error:
         raise _usage(error) from None
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        doing = f"read {error.filename}" if error.filename else "write the answer"
+        raise file_error(doing, error) from error
     return result if isinstance(result, int) else 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from actcalc.answers.breakdown import Breakdown, breakdown_run
+from actcalc.cli.choices import examples
 from actcalc.cli.options import ModelArguments, OutputOptions, RunOptions, refuse_idle, with_options
 from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.errors import SpecError
@@ -24,7 +25,12 @@ def answer(origin: Source, options: RunOptions) -> list[Breakdown]:
     return [breakdown_run(run) for run in options.runs(origin)]
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@app.command(
+    epilog=examples(
+        "breakdown gpt3-175b --tp 8 --sp",
+        "breakdown llama-3-8b --policy selective -o tensors.csv",
+    )
+)
 @with_options(RunOptions, OutputOptions)
 def breakdown(models: ModelArguments, options: RunOptions, output: OutputOptions) -> int:
     """Every tensor a layer keeps: op, shape in named dimensions, formula, bytes."""

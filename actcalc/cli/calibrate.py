@@ -7,39 +7,51 @@ from typing import Annotated
 
 import typer
 
+from actcalc.cli.choices import devices, examples, option
 from actcalc.cli.options import OutputOptions, with_options
 from actcalc.cli.output import chosen_format, emit, write_whole
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, say
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-def _option(*names: str, help: str, metavar: str | None = None) -> typer.models.OptionInfo:
-    option: typer.models.OptionInfo = typer.Option(
-        *names, help=help, metavar=metavar, show_default=False
+@app.command(
+    epilog=examples(
+        "calibrate --save mine.yaml",
+        "calibrate --device a100-80gb --gpus 1",
     )
-    return option
-
-
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+)
 @with_options(OutputOptions)
 def calibrate(
     output: OutputOptions,
     device: Annotated[
         str | None,
-        _option(
-            "--device", help="Whose peaks the shares are of; else as the driver names the GPU."
+        option(
+            "--device",
+            help="Whose peaks the shares are of; else as the driver names the GPU.",
+            words=devices,
+            files=True,
         ),
     ] = None,
     precision: Annotated[
-        str | None, _option("--precision", help="Of products and attention: bf16, fp16, fp32.")
+        str | None,
+        option(
+            "--precision",
+            help="Of products and attention: bf16, fp16, fp32.",
+            words=lambda: ("bf16", "fp16", "fp32"),
+        ),
     ] = None,
     gpus: Annotated[
-        int | None, _option("--gpus", help="GPUs that collectives run over (all of this machine).")
+        int | None, option("--gpus", help="GPUs that collectives run over (all of this machine).")
     ] = None,
     save: Annotated[
         str | None,
-        _option("--save", metavar="FILE", help="Write the shares (.yaml), for --efficiency."),
+        option(
+            "--save",
+            metavar="FILE",
+            help="Write the shares (.yaml), for --efficiency.",
+            files=True,
+        ),
     ] = None,
 ) -> int:
     """Measure this GPU's shares of its peaks: products, attention, memory, collectives.
@@ -70,6 +82,6 @@ def calibrate(
     result = measure_gpu(described, number, gpus)
     if save is not None:
         write_whole(Path(save), shares_file(result))
-        typer.echo(f"wrote {save}: shares for --efficiency {save}", err=True)
+        say(f"wrote {save}: shares for --efficiency {save}")
     emit(lambda: calibrate_sheets(result), result.document, output)
     return 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from actcalc.answers.check import check_run
+from actcalc.cli.choices import examples, option
 from actcalc.cli.options import (
     MemoryOptions,
     ModelArguments,
@@ -20,11 +21,19 @@ from actcalc.errors import SpecError
 from actcalc.io.logs import read_log, snapshot_refused
 from actcalc.render.check import check_sheets
 
+if TYPE_CHECKING:
+    from actcalc.render.charts.chart import Chart
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _PANEL = "Log"
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@app.command(
+    epilog=examples(
+        "check run.yaml --log train.log",
+        "check launch.sh --log train.log --device a100-80gb",
+    )
+)
 @with_options(RunOptions, MemoryOptions, OutputOptions)
 def check(
     models: ModelArguments,
@@ -33,21 +42,23 @@ def check(
     output: OutputOptions,
     log: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--log",
             help="Log of Megatron, torchtitan, DeepSpeed or the Trainer, trainer_state.json, an "
             "out-of-memory message, nvidia-smi's table.",
-            rich_help_panel=_PANEL,
-            show_default=False,
+            panel=_PANEL,
+            metavar="FILE",
+            files=True,
         ),
     ] = None,
     snapshot: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--snapshot",
             help="Not read: snapshots are pickles, which run code. Says what to give instead.",
-            rich_help_panel=_PANEL,
-            show_default=False,
+            panel=_PANEL,
+            metavar="FILE",
+            files=True,
         ),
     ] = None,
 ) -> int:
@@ -63,5 +74,16 @@ def check(
     origin = options.origin(models)
     run = options.run(origin, options.frameworks()[0], memory.training())
     result = check_run(run, measured, models[0])
-    emit(lambda: check_sheets(result, output.units), result.document, output)
+
+    def chart() -> Chart:
+        from actcalc.render.charts.check import check_chart
+
+        return check_chart(result)
+
+    emit(
+        lambda: check_sheets(result, output.units),
+        result.document,
+        output,
+        {"check": chart},
+    )
     return 0 if result.within else 1

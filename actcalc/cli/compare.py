@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from actcalc.answers.compare import Comparison, compare_run
+from actcalc.cli.choices import argument, examples
+from actcalc.cli.choices import models as known_models
 from actcalc.cli.options import (
     OutputOptions,
     RunOptions,
@@ -23,17 +26,27 @@ from actcalc.render.sheet import Sheet
 from actcalc.specs.result import joined
 
 if TYPE_CHECKING:
+    from actcalc.answers.layer_picture import LayerPicture
     from actcalc.answers.measured_layer import LayerComparison
     from actcalc.measure.layer import MeasuredLayer
+    from actcalc.render.charts.chart import Chart, Charts
+    from actcalc.specs.run import Run
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _MODELS = "Preset, hub id, run file, config.json or launch file; several to set side by side."
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@app.command(
+    epilog=examples(
+        "compare gpt3-175b --tp 8 --sp",
+        "compare llama-3-8b qwen3-8b --device h100-80gb",
+    )
+)
 @with_options(RunOptions, TimeOptions, OutputOptions)
 def compare(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help=_MODELS)],
+    models: Annotated[
+        list[str], argument(metavar="MODEL...", help=_MODELS, words=known_models, files=True)
+    ],
     options: RunOptions,
     timing: TimeOptions,
     output: OutputOptions,
@@ -58,8 +71,32 @@ def compare(
             return compare_sheets(results[0], output.units)
         return side_by_side(results, output.units)
 
-    emit(sheets, lambda: joined(results, "frameworks"), output)
+    charts = _charts(results, options.runs(origins[0]), output) if len(results) == 1 else None
+    emit(sheets, lambda: joined(results, "frameworks"), output, charts)
     return _code(results)
+
+
+def _charts(results: list[Comparison], runs: tuple[Run, ...], output: OutputOptions) -> Charts:
+    """What one layer keeps, and its work in time, under the policies compared."""
+    names = tuple(policy.policy for policy in results[0].policies)
+
+    @cache
+    def picture() -> LayerPicture:
+        from actcalc.answers.layer_picture import layer_picture
+
+        return layer_picture(runs[0], names)
+
+    def layer() -> Chart:
+        from actcalc.render.charts.compare import layer_chart
+
+        return layer_chart(picture(), output.units)
+
+    def timeline() -> Chart:
+        from actcalc.render.charts.compare import timeline_chart
+
+        return timeline_chart(picture())
+
+    return {"layer": layer, "timeline": timeline}
 
 
 def answer(origin: Source, options: RunOptions, timing: TimeOptions) -> list[Comparison]:

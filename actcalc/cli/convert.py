@@ -8,13 +8,24 @@ replace, and leaves everything else as it is.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import typer
 
+_TIMES = {"": 1, "k": 2**10, "m": 2**20}
+
 
 def _whole(text: Any) -> int:
-    return text if isinstance(text, int) else int(str(text).strip(), 10)
+    """A whole number; ``8k`` is 8192 and ``1M`` 1048576, as sequences and batches are named."""
+    if isinstance(text, int):
+        return text
+    word = str(text).strip()
+    times = _TIMES[word[-1:].lower() if word[-1:].lower() in _TIMES else ""]
+    value = Fraction(word[:-1]) * times if times > 1 else Fraction(int(word, 10))
+    if value.denominator != 1:
+        raise ValueError(word)
+    return int(value)
 
 
 def _word(text: Any) -> str:

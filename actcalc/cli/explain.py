@@ -9,7 +9,9 @@ import typer
 
 from actcalc.answers.explain.listing import Terms, terms
 from actcalc.answers.explain.terms import OVERHEAD, TERMS, Explanation, explain_term, term_of
+from actcalc.cli.choices import argument, examples
 from actcalc.cli.options import (
+    OptionalModel,
     OutputOptions,
     RunOptions,
     TimeOptions,
@@ -39,7 +41,12 @@ _IDLE = (
 _GRID = ("tp", "sp", "pp", "vpp", "cp", "ep", "schedule")
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@app.command(
+    epilog=examples(
+        "explain 34",
+        "explain peak llama-3-8b --tp 2 --sp",
+    )
+)
 @with_options(RunOptions, TimeOptions, OutputOptions)
 def explain(
     options: RunOptions,
@@ -47,11 +54,13 @@ def explain(
     output: OutputOptions,
     term: Annotated[
         str | None,
-        typer.Argument(metavar="[TERM]", help="34, c*, zero, a formula, a flag, ...; all if none."),
+        argument(
+            metavar="[TERM]",
+            help="34, c*, zero, a formula, a flag, ...; all if none.",
+            words=lambda: TERMS,
+        ),
     ] = None,
-    model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="Whose numbers; GPT-3 if none is named.")
-    ] = None,
+    model: OptionalModel = None,
 ) -> int:
     """How a number is derived, in a few lines, with its source; without a TERM, all terms."""
     chosen_format(output)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from actcalc.cli.choices import argument, examples, models, option
 from actcalc.cli.options import (
     OutputOptions,
     RunOptions,
@@ -16,8 +17,8 @@ from actcalc.cli.options import (
     split_policies,
     with_options,
 )
-from actcalc.cli.output import check_units, chosen_format, emit
-from actcalc.errors import SpecError
+from actcalc.cli.output import check_units, chosen_format, emit, write_whole
+from actcalc.errors import SpecError, say
 
 if TYPE_CHECKING:
     from actcalc.answers.measure.figures import Measurement
@@ -28,30 +29,40 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 Module = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--module",
-        metavar="path.py:factory",
+        metavar="PATH.py:FACTORY",
         help="Measure a module of yours: factory() returns (module, inputs). Runs that file.",
-        show_default=False,
+        files=True,
     ),
 ]
 Save = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--save",
         metavar="FILE",
         help="Keep the measured layer (.json or .yaml), for `actcalc compare` and `plan`.",
-        show_default=False,
+        files=True,
     ),
 ]
-Check = Annotated[bool, typer.Option("--check", help="Exit with 1 unless the prediction is exact.")]
+Check = Annotated[bool, option("--check", help="Exit with 1 unless the prediction is exact.")]
 Model = Annotated[
     str | None,
-    typer.Argument(metavar="[MODEL]", help="Preset, config.json or its folder; or use --module."),
+    argument(
+        metavar="[MODEL]",
+        help="Preset, config.json or its folder; or use --module.",
+        words=models,
+        files=True,
+    ),
 ]
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@app.command(
+    epilog=examples(
+        "measure llama-3-8b --layers 1",
+        "measure --module block.py:factory --save layer.json",
+    )
+)
 @with_options(RunOptions, OutputOptions)
 def measure(
     options: RunOptions,
@@ -72,11 +83,10 @@ def measure(
         raise SpecError("--check compares with a prediction, and --module has none", "drop --check")
     result, measured = answer(model, module, options, keep_layer=save is not None)
     if save is not None and measured.layer is not None:
-        from actcalc.measure.layer import write_layer
+        from actcalc.measure.layer import layer_text
 
-        write_layer(measured.layer, save)
-        takers = f"`actcalc compare {save}` and `actcalc plan {save}`"
-        typer.echo(f"wrote {save}: the layer, for {takers}", err=True)
+        write_whole(Path(save), layer_text(measured.layer, save))
+        say(f"wrote {save}: the layer, for `actcalc compare {save}` and `actcalc plan {save}`")
 
     def sheets() -> list[Sheet]:
         from actcalc.render.measure import measure_sheets

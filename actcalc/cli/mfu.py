@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import Annotated, get_args
 
 import typer
 
 from actcalc.answers.calibrate import calibrate_file
 from actcalc.answers.mfu import Utilisation, utilisation
+from actcalc.cli.choices import examples, option
 from actcalc.cli.options import (
     MemoryOptions,
     ModelArguments,
@@ -19,6 +20,7 @@ from actcalc.cli.options import (
 )
 from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.cli.values import count_of, counting_of, replicas, seconds_of
+from actcalc.cost.flops import Counting
 from actcalc.io.sources import Source
 from actcalc.render.mfu import mfu_sheets
 
@@ -33,11 +35,47 @@ _CALIBRATE = (
 )
 
 
-def _option(*names: str, help: str, metavar: str | None = None) -> typer.models.OptionInfo:
-    option: typer.models.OptionInfo = typer.Option(
-        *names, help=help, metavar=metavar, rich_help_panel=_PANEL, show_default=False
+@dataclass(frozen=True, eq=False, repr=False)
+class StepOptions:
+    """The step: as it was measured, as it is to be, or what it is worth."""
+
+    step_time: Annotated[
+        str | None,
+        option(
+            "--step-time",
+            help="Measured time of one step: 1.1, 980ms.",
+            panel=_PANEL,
+            metavar="TIME",
+        ),
+    ] = None
+    gpus: Annotated[int | None, option("--gpus", help="Devices that take part.", panel=_PANEL)] = (
+        None
     )
-    return option
+    mfu: Annotated[
+        float | None,
+        option("--mfu", help="Instead of a time: the MFU it is to have, 0.45.", panel=_PANEL),
+    ] = None
+    flops: Annotated[
+        str,
+        option(
+            "--flops",
+            help="Count attention's scores full or causal.",
+            panel=_PANEL,
+            words=lambda: get_args(Counting),
+        ),
+    ] = "full"
+    tokens: Annotated[
+        str | None,
+        option("--tokens", help="Tokens to train on: 300e9, 15T.", panel=_PANEL, metavar="COUNT"),
+    ] = None
+    price_per_gpu_hour: Annotated[
+        float | None,
+        option("--price-per-gpu-hour", help="Price of one GPU for one hour.", panel=_PANEL),
+    ] = None
+    calibrate: Annotated[
+        str | None,
+        option("--calibrate", metavar="FILE", help=_CALIBRATE, panel=_PANEL, files=True),
+    ] = None
 
 
 def answer(
@@ -45,59 +83,39 @@ def answer(
     options: RunOptions,
     memory: MemoryOptions,
     timing: TimeOptions,
-    *,
-    step_time: str | None = None,
-    gpus: int | None = None,
-    utilised: float | None = None,
-    flops: str = "full",
-    tokens: str | None = None,
-    price: float | None = None,
-    calibrate: str | None = None,
+    step: StepOptions,
 ) -> Utilisation:
     """The utilisation of the step that the options describe."""
-    chosen = replicas(options.run(origin, training=memory.training()), gpus)
+    chosen = replicas(options.run(origin, training=memory.training()), step.gpus)
     shares = timing.shares(chosen)
-    fit = calibrate_file(calibrate, shares) if calibrate else None
+    fit = calibrate_file(step.calibrate, shares) if step.calibrate else None
     result = utilisation(
         chosen,
-        gpus=gpus,
-        step_seconds=seconds_of(step_time),
-        mfu=utilised,
-        counting=counting_of(flops),
-        tokens=count_of(tokens),
-        price_per_gpu_hour=price,
+        gpus=step.gpus,
+        step_seconds=seconds_of(step.step_time),
+        mfu=step.mfu,
+        counting=counting_of(step.flops),
+        tokens=count_of(step.tokens),
+        price_per_gpu_hour=step.price_per_gpu_hour,
         efficiency={**shares, **(fit.efficiency if fit else {})},
     )
     return replace(result, calibration=fit)
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
-@with_options(RunOptions, MemoryOptions, TimeOptions, OutputOptions)
+@app.command(
+    epilog=examples(
+        "mfu gpt3-175b --device a100-80gb --gpus 64 --global-batch 64 --step-time 17",
+        "mfu llama-3-8b --device h100-80gb --policy full --tokens 1T",
+    )
+)
+@with_options(StepOptions, RunOptions, MemoryOptions, TimeOptions, OutputOptions)
 def mfu(
     models: ModelArguments,
     options: RunOptions,
     memory: MemoryOptions,
     timing: TimeOptions,
     output: OutputOptions,
-    step_time: Annotated[
-        str | None, _option("--step-time", help="Measured time of one step: 1.1, 980ms.")
-    ] = None,
-    gpus: Annotated[int | None, _option("--gpus", help="Devices that take part.")] = None,
-    utilised: Annotated[
-        float | None, _option("--mfu", help="Instead of a time: the MFU it is to have.")
-    ] = None,
-    flops: Annotated[
-        str, _option("--flops", help="Count attention's scores full (default) or causal.")
-    ] = "full",
-    tokens: Annotated[
-        str | None, _option("--tokens", help="Tokens to train on: 300e9, 15T.")
-    ] = None,
-    price: Annotated[
-        float | None, _option("--price-per-gpu-hour", help="Price of one GPU for one hour.")
-    ] = None,
-    calibrate: Annotated[
-        str | None, _option("--calibrate", metavar="FILE", help=_CALIBRATE)
-    ] = None,
+    step: StepOptions,
 ) -> int:
     """MFU and HFU of a measured step, or the step that an MFU (or the roofline) promises.
 
@@ -105,18 +123,6 @@ def mfu(
     """
     check_units(output.units)
     chosen_format(output)
-    result = answer(
-        options.origin(models),
-        options,
-        memory,
-        timing,
-        step_time=step_time,
-        gpus=gpus,
-        utilised=utilised,
-        flops=flops,
-        tokens=tokens,
-        price=price,
-        calibrate=calibrate,
-    )
+    result = answer(options.origin(models), options, memory, timing, step)
     emit(lambda: mfu_sheets(result, output.units), result.document, output)
     return 0 if result.possible and (result.fits or result.basis != "predicted") else 1

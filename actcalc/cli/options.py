@@ -2,157 +2,246 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, get_args
 
-import typer
-
+from actcalc.cli import choices
+from actcalc.cli.bundles import with_options as with_options
+from actcalc.cli.choices import (
+    DEVICE,
+    KERNELS,
+    LAYOUT,
+    RECOMPUTE,
+    TRAINING,
+    WORK,
+    argument,
+    option,
+)
+from actcalc.cli.given import flag_of as flag_of
+from actcalc.cli.given import only_given, parse_split
+from actcalc.cli.given import refuse_given as refuse_given
+from actcalc.cli.given import refuse_idle as refuse_idle
+from actcalc.cli.given import split_policies as split_policies
+from actcalc.cli.output import OutputOptions as OutputOptions
 from actcalc.errors import SpecError
 from actcalc.io.runs import resolve
 from actcalc.io.sources import Source, one_source, sources
-from actcalc.render.formats import ENDINGS, FORMATS
 from actcalc.specs.optimizers import OPTIMIZERS
 from actcalc.specs.recipes import CHOOSABLE
 from actcalc.specs.recompute import MODULES
 from actcalc.specs.run import Run
 from actcalc.specs.schedules import SCHEDULES
+from actcalc.specs.training import Loss
 from actcalc.specs.workload import Attention, Precision
 
 _MODEL = "Preset, hub id, run file, config.json or launch file; several files of one run; - reads."
-ModelArguments = Annotated[list[str], typer.Argument(metavar="MODEL...", help=_MODEL)]
+ModelArguments = Annotated[
+    list[str], argument(metavar="MODEL...", help=_MODEL, words=choices.models, files=True)
+]
 """What a command of one run takes: a name, or the files that describe the run together."""
-_LAYOUT = "Layout"
-_WORK = "Workload"
-_TRAINING = "Training"
-_OUT = "Output"
+OptionalModel = Annotated[
+    str | None,
+    argument(
+        metavar="[MODEL]",
+        help="Whose numbers; GPT-3 if none is named.",
+        words=choices.models,
+        files=True,
+    ),
+]
+"""What a command takes that has a run of its own to fall back on."""
 
 
 def _names(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
-def _option(*names: str, help: str, panel: str, **extra: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False, **extra)
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class RunOptions:
     """Overrides of a run; None means: as the run file or preset says."""
 
-    seq: Annotated[int | None, _option("--seq", help="Tokens per sequence (s).", panel=_WORK)] = (
-        None
-    )
+    seq: Annotated[
+        int | None, option("--seq", help="Tokens per sequence (s); 8k is 8192.", panel=WORK)
+    ] = None
     micro_batch: Annotated[
-        int | None, _option("--micro-batch", help="Sequences per micro-batch (b).", panel=_WORK)
+        int | None, option("--micro-batch", help="Sequences per micro-batch (b).", panel=WORK)
     ] = None
     global_batch: Annotated[
-        int | None, _option("--global-batch", help="Sequences per step.", panel=_WORK)
+        int | None, option("--global-batch", help="Sequences per step, all replicas.", panel=WORK)
     ] = None
     layers: Annotated[
-        int | None, _option("--layers", help="Transformer layers (l).", panel=_WORK)
+        int | None, option("--layers", help="Transformer layers (l).", panel=WORK)
     ] = None
-    tp: Annotated[int | None, _option("--tp", help="Tensor-parallel (t).", panel=_LAYOUT)] = None
+    tp: Annotated[int | None, option("--tp", help="Tensor-parallel ranks (t).", panel=LAYOUT)] = (
+        None
+    )
     sp: Annotated[
         bool | None,
-        _option("--sp/--no-sp", help="Sequence parallelism with tp.", panel=_LAYOUT),
+        option("--sp/--no-sp", help="Sequence parallelism with tp.", panel=LAYOUT),
     ] = None
-    pp: Annotated[int | None, _option("--pp", help="Pipeline stages (p).", panel=_LAYOUT)] = None
-    vpp: Annotated[int | None, _option("--vpp", help="Chunks per stage (v).", panel=_LAYOUT)] = None
-    cp: Annotated[int | None, _option("--cp", help="Context-parallel (c).", panel=_LAYOUT)] = None
-    ep: Annotated[int | None, _option("--ep", help="Expert-parallel.", panel=_LAYOUT)] = None
+    pp: Annotated[int | None, option("--pp", help="Pipeline stages (p).", panel=LAYOUT)] = None
+    vpp: Annotated[
+        int | None, option("--vpp", help="Chunks of layers per stage (v).", panel=LAYOUT)
+    ] = None
+    cp: Annotated[int | None, option("--cp", help="Context-parallel ranks (c).", panel=LAYOUT)] = (
+        None
+    )
+    ep: Annotated[int | None, option("--ep", help="Expert-parallel ranks.", panel=LAYOUT)] = None
     etp: Annotated[
-        int | None, _option("--etp", help="Tensor-parallel inside experts.", panel=_LAYOUT)
+        int | None,
+        option("--etp", help="Tensor-parallel ranks inside experts (default: tp).", panel=LAYOUT),
     ] = None
-    dp: Annotated[int | None, _option("--dp", help="Data-parallel replicas.", panel=_LAYOUT)] = None
-    zero: Annotated[int | None, _option("--zero", help="ZeRO stage, 0 to 3.", panel=_LAYOUT)] = None
+    dp: Annotated[int | None, option("--dp", help="Data-parallel replicas.", panel=LAYOUT)] = None
+    zero: Annotated[
+        int | None, option("--zero", help="ZeRO stage, 0 to 3 (3 is FSDP).", panel=LAYOUT)
+    ] = None
     schedule: Annotated[
         str | None,
-        _option("--schedule", help=f"Pipeline schedule: {_names(SCHEDULES)}.", panel=_LAYOUT),
+        option(
+            "--schedule",
+            help=f"Order of a pipeline: {_names(SCHEDULES)} (default: 1f1b; with --vpp "
+            "interleaved).",
+            panel=LAYOUT,
+            words=lambda: SCHEDULES,
+        ),
     ] = None
     layers_per_stage: Annotated[
         str | None,
-        _option("--layers-per-stage", help="Uneven split, e.g. 7,8x14,7.", panel=_LAYOUT),
+        option(
+            "--layers-per-stage",
+            help="Uneven split, e.g. 7,8x14,7.",
+            panel=LAYOUT,
+            metavar="COUNTS",
+        ),
     ] = None
     precision: Annotated[
         str | None,
-        _option("--precision", help=f"{_names(get_args(Precision))}.", panel=_WORK),
+        option(
+            "--precision",
+            help=f"Number format: {_names(get_args(Precision))}.",
+            panel=WORK,
+            words=lambda: get_args(Precision),
+        ),
     ] = None
     attention: Annotated[
-        str | None, _option("--attention", help=f"{_names(get_args(Attention))}.", panel=_WORK)
+        str | None,
+        option(
+            "--attention",
+            help=f"Kernel of attention: {_names(get_args(Attention))}.",
+            panel=KERNELS,
+            words=lambda: get_args(Attention),
+        ),
     ] = None
     dropout: Annotated[
         bool | None,
-        _option("--dropout/--no-dropout", help="Use the model's dropout rates.", panel=_WORK),
+        option("--dropout/--no-dropout", help="Use the model's dropout rates.", panel=WORK),
     ] = None
     framework: Annotated[
-        str | None, _option("--framework", help="Profile that picks kernels.", panel=_WORK)
+        str | None,
+        option(
+            "--framework",
+            help="Profile that picks kernels: {words} (default: the model's own; else megatron "
+            "where tp, pp, cp or ep is above 1, and transformers). a,b side by side.",
+            panel=KERNELS,
+            words=choices.frameworks,
+        ),
     ] = None
     device: Annotated[
         str | None,
-        _option(
+        option(
             "--device",
-            help="Accelerator: a preset (h100-80gb), another name, a cloud's instance type "
-            "(p5.48xlarge) or FILE.yaml.",
-            panel=_LAYOUT,
+            help="Accelerator: a preset (h100-80gb; `actcalc presets list devices`), another "
+            "name, a cloud's instance type (p5.48xlarge) or FILE.yaml.",
+            panel=DEVICE,
+            words=choices.devices,
+            files=True,
         ),
     ] = None
     device_memory: Annotated[
         str | None,
-        _option(
-            "--device-memory", help="Memory of the device a process can use: 16GiB.", panel=_LAYOUT
+        option(
+            "--device-memory",
+            help="Memory of the device that a process can use: 16GiB.",
+            panel=DEVICE,
+            metavar="SIZE",
         ),
     ] = None
     peak: Annotated[
         str | None,
-        _option(
+        option(
             "--peak",
             help="Dense peak of the device in the run's number format: 312TFLOPS.",
-            panel=_LAYOUT,
+            panel=DEVICE,
+            metavar="FLOPS",
         ),
     ] = None
     headroom: Annotated[
         str | None,
-        _option(
+        option(
             "--headroom",
-            help="Share of the device's memory left free where something fits (default 5%).",
-            panel=_LAYOUT,
+            help="Share of the device's memory left free where something fits (default: 5%).",
+            panel=DEVICE,
+            metavar="SHARE",
         ),
     ] = None
     policy: Annotated[
         list[str] | None,
-        _option(
+        option(
             "--policy",
-            help=f"Recompute policy; repeatable; modules join with +: {_names(MODULES)}.",
-            panel=_WORK,
+            help="What is re-run: none, selective, full, sqrt, ffn, norm, uniform:N, block:N, "
+            f"every:N, op, or modules joined with +: {_names(MODULES)}. Repeatable.",
+            panel=RECOMPUTE,
+            words=choices.policies,
         ),
     ] = None
     recompute_method: Annotated[
         str | None,
-        _option("--recompute-method", help="Megatron's: uniform or block.", panel=_WORK),
+        option(
+            "--recompute-method",
+            help="Megatron's: uniform or block.",
+            panel=RECOMPUTE,
+            words=lambda: ("uniform", "block"),
+        ),
     ] = None
     recompute_num_layers: Annotated[
         int | None,
-        _option("--recompute-num-layers", help="Layers per segment, or first layers.", panel=_WORK),
+        option(
+            "--recompute-num-layers", help="Layers per segment, or first layers.", panel=RECOMPUTE
+        ),
     ] = None
     cuda_graphs: Annotated[
         str | None,
-        _option("--cuda-graphs", help="Captured: none, attention or full.", panel=_WORK),
+        option(
+            "--cuda-graphs",
+            help="Captured: none, attention or full (default: none).",
+            panel=KERNELS,
+            words=lambda: ("none", "attention", "full"),
+        ),
     ] = None
     moe_imbalance: Annotated[
         float | None,
-        _option("--moe-imbalance", help="Tokens of the fullest rank over the mean.", panel=_WORK),
+        option("--moe-imbalance", help="Tokens of the fullest rank over the mean.", panel=WORK),
     ] = None
     set: Annotated[
         list[str] | None,
-        _option("--set", help="Any other spec field, key=value; repeatable.", panel=_WORK),
+        option(
+            "--set",
+            help="Any other field of model, layout, workload or training: hidden=4096. Repeatable.",
+            panel=WORK,
+            metavar="FIELD=VALUE",
+            words=choices.fields,
+        ),
     ] = None
     from_: Annotated[
         str | None,
-        _option("--from", help="Read files as: megatron, torchtitan, deepspeed, axolotl, trl, ...",
-                panel=_WORK),
-    ] = None  # fmt: skip
+        option(
+            "--from",
+            help="Kind of file to read MODEL as: {words}.",
+            panel=WORK,
+            metavar="KIND",
+            words=choices.file_kinds,
+        ),
+    ] = None
 
     def frameworks(self) -> tuple[str | None, ...]:
         """The profiles asked for, comma-separated on the command line; (None,) if none was."""
@@ -175,8 +264,8 @@ class RunOptions:
         """Validate the source with these overrides."""
         run = resolve(
             origin,
-            model=_given(layers=self.layers),
-            layout=_given(
+            model=only_given(layers=self.layers),
+            layout=only_given(
                 tp=self.tp,
                 sp=self.sp,
                 pp=self.pp,
@@ -189,7 +278,7 @@ class RunOptions:
                 schedule=self.schedule,
                 layers_per_stage=parse_split(self.layers_per_stage),
             ),
-            workload=_given(
+            workload=only_given(
                 seq=self.seq,
                 micro_batch=self.micro_batch,
                 global_batch=self.global_batch,
@@ -248,71 +337,58 @@ class RunOptions:
         return tuple(self.run(origin, name, training) for name in self.frameworks())
 
 
-def flag_of(name: str) -> str:
-    """The flag that a field of options is given with."""
-    return "--" + name.rstrip("_").replace("_", "-")
-
-
-def refuse_given(options: RunOptions, what: str, *, keep: Sequence[str]) -> None:
-    """Refuse options that ``what`` cannot heed; those named in ``keep`` it can."""
-    for field in fields(options):
-        if field.name not in keep and getattr(options, field.name) is not None:
-            raise SpecError(
-                f"{what} takes no {flag_of(field.name)}: its sizes are its own",
-                "drop it, or measure again with other sizes",
-            )
-
-
-def refuse_idle(options: RunOptions, command: str, names: Sequence[str]) -> None:
-    """Refuse options that cannot change a command's answer, so that none is silently ignored."""
-    for name in names:
-        if getattr(options, name) is not None:
-            flag = name.replace("_", "-")
-            others = "compare and plan do" if name == "peak" else "compare and memory do"
-            raise SpecError(f"{command} does not depend on --{flag}", f"drop --{flag}; {others}")
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainingOptions:
     """How weights are trained; None means: as the run file or the framework says."""
 
     optimizer: Annotated[
         str | None,
-        _option(
+        option(
             "--optimizer",
             help=f"{_names(OPTIMIZERS)}.",
-            panel=_TRAINING,
+            panel=TRAINING,
+            words=lambda: OPTIMIZERS,
         ),
     ] = None
     recipe: Annotated[
         str | None,
-        _option(
+        option(
             "--recipe",
-            help=f"Formats of states: {_names(CHOOSABLE)}.",
-            panel=_TRAINING,
+            help=f"Formats of states: {_names(CHOOSABLE)} (default: the framework's).",
+            panel=TRAINING,
+            words=lambda: CHOOSABLE,
         ),
     ] = None
     shards: Annotated[
         int | None,
-        _option("--shards", help="Ranks ZeRO shards over (hybrid sharding).", panel=_TRAINING),
+        option("--shards", help="Ranks ZeRO shards over (hybrid sharding).", panel=TRAINING),
     ] = None
     loss: Annotated[
         str | None,
-        _option("--loss", help="Cross-entropy: full, chunked or fused.", panel=_TRAINING),
+        option(
+            "--loss",
+            help="Cross-entropy: {words}.",
+            panel=TRAINING,
+            words=lambda: get_args(Loss),
+        ),
     ] = None
     lora_rank: Annotated[
-        int | None, _option("--lora-rank", help="Train adapters of this rank.", panel=_TRAINING)
+        int | None, option("--lora-rank", help="Train adapters of this rank.", panel=TRAINING)
     ] = None
     lora_targets: Annotated[
         str | None,
-        _option(
-            "--lora-targets", help="attention, mlp, all, or projections: q+v.", panel=_TRAINING
+        option(
+            "--lora-targets",
+            help="attention, mlp, all, or projections: q+v.",
+            panel=TRAINING,
+            metavar="WHERE",
+            words=lambda: ("attention", "mlp", "all"),
         ),
     ] = None
 
     def training(self) -> dict[str, Any]:
         """The fields of ``specs.Training`` that were given."""
-        return _given(
+        return only_given(
             optimizer=self.optimizer,
             recipe=self.recipe,
             shards=self.shards,
@@ -328,12 +404,18 @@ class MemoryOptions(TrainingOptions):
 
     offload: Annotated[
         list[str] | None,
-        _option("--offload", help="To the host: optimizer, weights, activations.", panel=_TRAINING),
+        option(
+            "--offload",
+            help="To the host: optimizer, weights, activations. Repeatable.",
+            panel=TRAINING,
+            metavar="WHAT",
+            words=lambda: ("optimizer", "weights", "activations"),
+        ),
     ] = None
 
     def training(self) -> dict[str, Any]:
         """The fields of ``specs.Training`` that were given."""
-        return {**super().training(), **_given(offload=_one_offload(self.offload))}
+        return {**super().training(), **only_given(offload=_one_offload(self.offload))}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -342,10 +424,12 @@ class PlanTrainingOptions(TrainingOptions):
 
     offload_states: Annotated[
         str | None,
-        _option(
+        option(
             "--offload-states",
-            help="States kept in host memory: optimizer, or weights and optimizer.",
-            panel=_TRAINING,
+            help="States kept in host memory: optimizer, or weights (both).",
+            panel=TRAINING,
+            metavar="WHAT",
+            words=lambda: ("optimizer", "weights"),
         ),
     ] = None
 
@@ -357,7 +441,7 @@ class PlanTrainingOptions(TrainingOptions):
                 f"--offload-states {states!r} names no states",
                 "use optimizer, or weights (both); --offload moves activations",
             )
-        return {**super().training(), **_given(offload=states)}
+        return {**super().training(), **only_given(offload=states)}
 
     def given(self) -> tuple[str, ...]:
         """The flags that were given."""
@@ -374,10 +458,13 @@ class TimeOptions:
 
     efficiency: Annotated[
         list[str] | None,
-        _option(
+        option(
             "--efficiency",
-            help="Shares of peaks: gemm=0.8, a preset's name or a YAML file; repeatable.",
-            panel=_LAYOUT,
+            help="Shares of peaks: gemm=0.8, a preset's name or a YAML file. Repeatable.",
+            panel=DEVICE,
+            metavar="SHARES",
+            words=choices.shares,
+            files=True,
         ),
     ] = None
 
@@ -396,10 +483,6 @@ class TimeOptions:
         return parse_overrides(self.efficiency)
 
 
-def _given(**values: Any) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}
-
-
 def _one_offload(wanted: list[str] | None) -> str | None:
     """What is kept on the host; ``SpecError`` for several things, of which one would be lost."""
     names = set(wanted or ())
@@ -411,114 +494,3 @@ def _one_offload(wanted: list[str] | None) -> str | None:
             "name one; weights takes the optimizer's states along",
         )
     return next(iter(names), None)
-
-
-def split_policies(texts: list[str] | None) -> tuple[str, ...]:
-    """Policies from repeated options, each of which may list several with commas."""
-    names = [name.strip() for text in texts or () for name in text.split(",")]
-    if not all(names):
-        raise SpecError("--policy is empty", "name one, e.g. --policy selective")
-    return tuple(dict.fromkeys(names))
-
-
-def parse_split(text: str | None) -> tuple[int, ...] | None:
-    """``7,8x14,7`` as sixteen numbers; ``SpecError`` if it does not read like that."""
-    if text is None:
-        return None
-    counts: list[int] = []
-    for part in text.replace(" ", "").split(","):
-        count, times, repeat = part.partition("x")
-        if not count.isdigit() or (times and not repeat.isdigit()) or len(part) > 12:
-            raise SpecError(
-                f"--layers-per-stage {text!r}: {part!r} is no count",
-                "write counts joined with commas, repeats as 8x14: 7,8x14,7",
-            )
-        if times and int(repeat) > 4096:
-            raise SpecError(f"--layers-per-stage {text!r}: too many stages", "use at most 4096")
-        counts += [int(count)] * (int(repeat) if times else 1)
-    return tuple(counts)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class OutputOptions:
-    """Where and how the answer is printed."""
-
-    format: Annotated[
-        str | None,
-        _option("--format", help=f"{_names(FORMATS)}.", panel=_OUT),
-    ] = None
-    json: Annotated[bool, _option("--json", help="Same as --format json.", panel=_OUT)] = False
-    output: Annotated[
-        str | None,
-        _option(
-            "-o",
-            "--output",
-            help=f"Write to a file; its ending says the format: {_names(ENDINGS)}.",
-            panel=_OUT,
-        ),
-    ] = None
-    units: Annotated[str, _option("--units", help="GB (decimal) or GiB.", panel=_OUT)] = "GB"
-
-
-def with_options(*bundles: type[Any]) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Give a command the options of each bundle; it receives one object per bundle.
-
-    The command's parameter annotated with a bundle receives it; Typer sees all fields as separate
-    options.
-    """
-
-    def decorate(command: Callable[..., int]) -> Callable[..., int]:
-        every = inspect.signature(command, eval_str=True).parameters.values()
-        keywords = {each.annotation: each.name for each in every if each.annotation in bundles}
-        own = [each for each in every if each.annotation not in bundles]
-        names = {bundle: [field.name for field in fields(bundle)] for bundle in bundles}
-
-        def wrapper(**values: Any) -> int:
-            made = {
-                keywords[bundle]: bundle(
-                    **{name: values.pop(f"{_key(name)}") for name in names[bundle]}
-                )
-                for bundle in bundles
-            }
-            return command(**values, **made)
-
-        extra = [
-            inspect.Parameter(
-                _key(field.name),
-                inspect.Parameter.KEYWORD_ONLY,
-                default=field.default,
-                annotation=_annotations(bundle)[field.name],
-            )
-            for bundle in bundles
-            for field in fields(bundle)
-        ]
-        own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-        wrapper.__signature__ = inspect.Signature([*own, *extra])  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {p.name: p.annotation for p in [*own, *extra]}
-        wrapper.__doc__ = command.__doc__
-        wrapper.__name__ = command.__name__
-        return wrapper
-
-    return decorate
-
-
-def help_of(bundle: type[Any]) -> dict[str, str]:
-    """What each field of a bundle means: the help of its flag."""
-    notes = _annotations(bundle)
-    return {
-        field.name: str(getattr(notes[field.name].__metadata__[0], "help", ""))
-        for field in fields(bundle)
-    }
-
-
-def _annotations(bundle: type[Any]) -> dict[str, Any]:
-    """The evaluated annotations of a bundle's fields, inherited ones among them."""
-    found: dict[str, Any] = {}
-    for base in reversed(bundle.__mro__[:-1]):
-        found.update(inspect.get_annotations(base, eval_str=True))
-    return found
-
-
-def _key(name: str) -> str:
-    """A parameter name that shadows nothing."""
-    return name + "_" if name in ("set", "format") else name

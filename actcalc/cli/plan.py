@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from actcalc.cli.choices import argument, examples, option, targets
+from actcalc.cli.choices import models as known_models
 from actcalc.cli.options import (
     OutputOptions,
     PlanTrainingOptions,
@@ -18,14 +19,15 @@ from actcalc.cli.options import (
     refuse_given,
     with_options,
 )
-from actcalc.cli.output import check_units, chosen_format, emit, emit_text
-from actcalc.errors import SpecError
+from actcalc.cli.output import check_units, chosen_format, draws, emit, emit_text
+from actcalc.errors import SpecError, say
 from actcalc.io.sources import measured_layer
 
 if TYPE_CHECKING:
     from actcalc.answers.plan import RunPlan
     from actcalc.answers.plan_changes import PlanStates
     from actcalc.measure.layer import MeasuredLayer
+    from actcalc.render.charts.chart import Chart, Charts
     from actcalc.specs.run import Run
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -45,33 +47,47 @@ class PlanOptions:
 
     memory: Annotated[
         str | None,
-        typer.Option("--memory", help="Budget of one GPU: 70GiB, 6GB (default: the device's)."),
+        option(
+            "--memory",
+            help="Budget of one GPU: 70GiB, 24G (default: the device's).",
+            metavar="SIZE",
+        ),
     ] = None
     memory_model: Annotated[
         str | None,
-        typer.Option("--memory-model", help="timeline (default: exact), stored or stored+working."),
+        option(
+            "--memory-model",
+            help="timeline (default: exact), stored or stored+working.",
+            words=lambda: MODELS,
+        ),
     ] = None
     activations_only: Annotated[
         bool,
-        typer.Option("--activations-only", help="The budget is for the layers' activations alone."),
+        option("--activations-only", help="The budget is for the layers' activations alone."),
     ] = False
     semantics: Annotated[
         str | None,
-        typer.Option("--semantics", help="minimal (op by op, default) or module (whole modules)."),
+        option(
+            "--semantics",
+            help="minimal (op by op, default) or module (whole modules).",
+            words=lambda: SEMANTICS,
+        ),
     ] = None
-    method: Annotated[str, typer.Option("--method", help="optimal, sqrt or greedy.")] = "optimal"
+    method: Annotated[
+        str, option("--method", help="optimal, sqrt or greedy.", words=lambda: METHODS)
+    ] = "optimal"
     frontier: Annotated[
-        bool, typer.Option("--frontier", help="Memory against cost, over the whole range.")
+        bool, option("--frontier", help="Memory against cost, over the whole range.")
     ] = False
     points: Annotated[
-        int | None, typer.Option("--points", help="Points of the frontier (default 20).")
+        int | None, option("--points", help="Points of the frontier (default: 20).")
     ] = None
     same_on_all_stages: Annotated[
-        bool, typer.Option("--same-on-all-stages", help="One plan for all pipeline stages.")
+        bool, option("--same-on-all-stages", help="One plan for all pipeline stages.")
     ] = False
     offload: Annotated[
         bool,
-        typer.Option(
+        option(
             "--offload",
             help="Kept tensors may also go to host memory (needs --device); for weights and "
             "optimizer states see --offload-states.",
@@ -79,10 +95,11 @@ class PlanOptions:
     ] = False
     emit: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--emit",
             help="Ready to paste: megatron, torch, torchtitan, deepspeed, transformers; the whole "
             "run: fsdp, axolotl, yaml.",
+            words=targets,
         ),
     ] = None
 
@@ -124,15 +141,22 @@ class PlanOptions:
         }
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@app.command(
+    epilog=examples(
+        "plan gpt3-175b --tp 8 --sp --memory 20GB --activations-only",
+        "plan llama-3-8b --device h100-80gb --emit torch",
+    )
+)
 @with_options(RunOptions, PlanTrainingOptions, PlanOptions, OutputOptions)
 def plan(
     models: Annotated[
         list[str],
-        typer.Argument(
+        argument(
             metavar="MODEL...",
             help="Preset, hub id, run file, config.json, launch files of one run, a measured "
             "layer, or a planning problem (JSON).",
+            words=known_models,
+            files=True,
         ),
     ],
     options: RunOptions,
@@ -149,6 +173,8 @@ def plan(
     if how.emit in WHOLE:
         return _emit_run(models, options, trained, how, output)
     pasted = _pasted(how.emit, how.frontier, output)
+    if not pasted and draws(output):
+        how = replace(how, frontier=True)  # what the chart is of
     model = models[0] if len(models) == 1 else ""
     data = problem_in(model)
     if data is not None:
@@ -169,8 +195,24 @@ def plan(
         return 0 if result.emitted.feasible else 1
     from actcalc.render.plan import plan_sheets
 
-    emit(lambda: plan_sheets(result, output.units, states), result.document, output)
+    emit(
+        lambda: plan_sheets(result, output.units, states),
+        result.document,
+        output,
+        _charts(result, output),
+    )
     return 0 if result.feasible else 1
+
+
+def _charts(result: RunPlan, output: OutputOptions) -> Charts:
+    """Memory against cost, with the named policies."""
+
+    def frontier() -> Chart:
+        from actcalc.render.charts.plan import frontier_chart
+
+        return frontier_chart(result, output.units)
+
+    return {"frontier": frontier} if result.frontier else {}
 
 
 def _emit_run(
@@ -185,8 +227,9 @@ def _emit_run(
     from actcalc.io.writers import written
 
     idle = [flag for flag in how.given() if flag not in ("--memory", "--emit")]
-    if idle or output.json or output.format is not None:
-        what = idle[0] if idle else "--json" if output.json else "--format"
+    idle += [f"--{name}" for name in ("json", "format", "plot") if getattr(output, name)]
+    if idle:
+        what = idle[0]
         raise SpecError(
             f"--emit {how.emit} writes a run under one policy: {what} has no effect on it",
             f"drop {what}",
@@ -195,8 +238,7 @@ def _emit_run(
     run = options.run(options.origin(models), options.frameworks()[0], trained.training())
     chosen = planned_run(run, how.memory, target)
     if chosen is None:
-        print(f"no policy that {target} can say fits; plan without --emit says what is missing",
-              file=sys.stderr)  # fmt: skip
+        say(f"no policy that {target} can say fits; plan without --emit says what is missing")
         return 1
     emit_text(written(chosen, target), output)
     return 0
@@ -243,6 +285,11 @@ def _pasted(target: str | None, frontier: bool, output: OutputOptions) -> bool:
     from actcalc.plan.emit.targets import check_target
 
     check_target(target)
+    if output.plot is not None:
+        raise SpecError(
+            f"--emit {target} is text to paste, --plot {output.plot} a picture",
+            "drop one of them",
+        )
     if output.format is None and not output.json and output.output is not None:
         ending = Path(output.output).suffix.lower()
         form = "json" if ending == ".json" else "table"
@@ -299,19 +346,25 @@ def refuse_for_layer(
 
 
 def problem_in(model: str) -> Mapping[str, Any] | None:
-    """The planning problem in the file ``model``, or None if it is something else."""
-    path = Path(model)
-    if path.suffix != ".json" or not path.is_file():
-        return None
-    import json
+    """The planning problem in the file ``model``, or None if it is something else.
 
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+    Raises ``SpecError`` for one that is malformed.
+    """
+    from actcalc.io.yamlfile import is_there, largest, parse_json, read_text
+
+    path = Path(model)
+    if path.suffix != ".json" or not is_there(model) or path.stat().st_size > largest(path):
         return None
-    if isinstance(data, dict) and _PROBLEM_MARKS & data.keys() and "model_type" not in data:
+    text = read_text(path)
+    marked = any(f'"{mark}"' in text for mark in _PROBLEM_MARKS)
+    if not marked and '"instances"' not in text:
+        return None
+    data = parse_json(text, model)
+    if not isinstance(data, dict) or "model_type" in data:
+        return None
+    if _PROBLEM_MARKS & data.keys():
         return data
-    if isinstance(data, dict) and "instances" in data:
+    if "instances" in data:
         raise SpecError(
             f"{model} holds several planning problems", "write one of its instances to a file"
         )

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from actcalc.answers.presets import list_presets, show_preset
+from actcalc.cli.choices import argument, examples
 from actcalc.cli.options import OutputOptions, with_options
 from actcalc.cli.output import chosen_format, emit, emit_text
 from actcalc.errors import SpecError
@@ -17,12 +18,17 @@ from actcalc.render.presets import device_file, list_sheets, show_sheets
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
-@app.command("list", context_settings={"help_option_names": ["-h", "--help"]})
+@app.command("list", epilog=examples("presets list devices", "presets list models --format csv"))
 @with_options(OutputOptions)
 def list_(
     output: OutputOptions,
     kind: Annotated[
-        str | None, typer.Argument(metavar="[KIND]", help="models, devices, frameworks or runs.")
+        str | None,
+        argument(
+            metavar="[KIND]",
+            help="models, devices, frameworks or runs.",
+            words=lambda: store.KINDS,
+        ),
     ] = None,
 ) -> int:
     """List the presets of one kind, or of all."""
@@ -37,11 +43,18 @@ def list_(
     return 0
 
 
-@app.command("show", context_settings={"help_option_names": ["-h", "--help"]})
+def _all() -> list[str]:
+    """Names of all presets."""
+    return [name for kind in store.KINDS for name in store.names(kind)]
+
+
+@app.command(
+    "show", epilog=examples("presets show llama-3-8b", "presets show h100-80gb -o mine.yaml")
+)
 @with_options(OutputOptions)
 def show(
     output: OutputOptions,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a preset.")],
+    name: Annotated[str, argument(metavar="NAME", help="Name of a preset.", words=_all)],
 ) -> int:
     """Show one preset: every value with its source; a device as a file that --device reads."""
     kind = next((k for k in store.KINDS if store.exists(k, name)), None)
@@ -52,8 +65,7 @@ def show(
         return 0
     chosen_format(output)
     if kind is None:
-        every = [n for k in store.KINDS for n in store.names(k)]
-        hint = store.suggestion(name, every) or "`actcalc presets list` lists them"
+        hint = store.suggestion(name, _all()) or "`actcalc presets list` lists them"
         raise SpecError(f"unknown preset {name!r}", hint)
     preset = store.load(kind, name)
     emit(lambda: show_sheets(preset), show_preset(preset).document, output)

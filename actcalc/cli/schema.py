@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from importlib import import_module
 from types import FunctionType
 from typing import Annotated, Any
 
 import typer
 
+from actcalc.cli.choices import argument, examples
 from actcalc.cli.options import OutputOptions, with_options
-from actcalc.cli.output import write_whole
+from actcalc.cli.output import chosen_format, emit_text
 from actcalc.errors import SpecError
 from actcalc.io.presets import suggestion
 
@@ -61,23 +61,26 @@ def schema_of(name: str) -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **body}
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@app.command(
+    epilog=examples(
+        "schema run -o run.schema.json",
+        "schema compare",
+    )
+)
 @with_options(OutputOptions)
 def schema(
     output: OutputOptions,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Which schema; all if none is named.")
+        str | None,
+        argument(metavar="[NAME]", help="Which schema; all if none is named.", words=lambda: NAMES),
     ] = None,
 ) -> int:
     """JSON Schema of the input (run, model, layout, ...) and of each command's JSON."""
-    if output.format not in (None, "json"):
-        raise SpecError(f"a schema is JSON, not {output.format}", "drop --format")
+    form = "json" if output.output is None else chosen_format(output)
+    if output.format not in (None, "json") or form != "json":
+        raise SpecError(f"a schema is JSON, not {output.format or form}",
+                        "drop --format" if output.format else "end the file in .json")  # fmt: skip
     document = schema_of(name) if name else {each: schema_of(each) for each in NAMES}
     text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-    if output.output:
-        from pathlib import Path
-
-        write_whole(Path(output.output), text)
-    else:
-        sys.stdout.write(text)
+    emit_text(text, output)
     return 0

@@ -77,7 +77,7 @@ class Shares:
     """Seconds of one step of a ring between nodes; a tree's take twice that."""
 
 
-_FIELDS = {field.name: field for field in fields(Shares)}
+SHARE_FIELDS = {field.name: field for field in fields(Shares)}
 
 
 @dataclass(frozen=True)
@@ -214,8 +214,13 @@ def _named(text: str, what: str = "--efficiency ") -> dict[str, float]:
     path = Path(text)
     if path.suffix not in (".yaml", ".yml", ".json"):
         hint = (
-            suggestion(text, (*names, *_FIELDS))
-            or ("write gemm=0.8 (known: " + ", ".join(_FIELDS) + "), one of " + ", ".join(names))
+            suggestion(text, (*names, *SHARE_FIELDS))
+            or (
+                "write gemm=0.8 (known: "
+                + ", ".join(SHARE_FIELDS)
+                + "), one of "
+                + ", ".join(names)
+            )
             + ", or a YAML file of such shares"
         )
         raise SpecError(f"{what}{text!r}: no such efficiency", hint)
@@ -229,8 +234,8 @@ def _named(text: str, what: str = "--efficiency ") -> dict[str, float]:
 
 def _known(what: str, key: str) -> str:
     """``key``, if it names a share; ``SpecError`` with a did-you-mean for one that does not."""
-    if key not in _FIELDS:
-        hint = suggestion(key, tuple(_FIELDS)) or "known: " + ", ".join(_FIELDS)
+    if key not in SHARE_FIELDS:
+        hint = suggestion(key, tuple(SHARE_FIELDS)) or "known: " + ", ".join(SHARE_FIELDS)
         raise SpecError(f"{what}: no such efficiency", hint)
     return key
 
@@ -241,7 +246,7 @@ def _override(what: str, key: str, number: str) -> dict[str, float]:
         value = float(number)
     except ValueError:
         value = -1.0
-    share = not _FIELDS[key].metadata
+    share = not SHARE_FIELDS[key].metadata
     if not 0 < value <= (1.0 if share else float("inf")):
         wrong = "is no share" if share else "is not above 0"
         hint = "give a number above 0" + (" and up to 1" if share else "")

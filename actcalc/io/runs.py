@@ -18,6 +18,19 @@ from actcalc.specs.training import Training
 from actcalc.specs.validate import build
 from actcalc.specs.workload import Workload
 
+SECTIONS: Mapping[str, type[Spec]] = {
+    "model": Model,
+    "layout": Layout,
+    "workload": Workload,
+    "training": Training,
+}
+"""What a run is described in, and what --set reaches the fields of."""
+
+
+def settable() -> tuple[str, ...]:
+    """Every field that --set takes."""
+    return tuple(name for kind in SECTIONS.values() for name in kind.field_names())
+
 
 def overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Turn ``key=value`` settings into field overrides of model, layout, workload and training.
@@ -25,13 +38,7 @@ def overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
     A dotted key reaches a nested field (``moe.experts=64``). Raises ``SpecError`` for a key no
     spec has, or a setting without ``=``.
     """
-    kinds: dict[str, type[Spec]] = {
-        "model": Model,
-        "layout": Layout,
-        "workload": Workload,
-        "training": Training,
-    }
-    result: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
+    result: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for setting in settings:
         key, equals, text = setting.partition("=")
         key = key.strip().replace("-", "_")
@@ -43,11 +50,11 @@ def overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
         word = text.strip() in ("on", "off")
         value = text.strip() if word else parse_yaml(text, f"--set {key}") if text.strip() else None
         first = key.split(".")[0]
-        homes = [name for name, kind in kinds.items() if first in kind.field_names()]
-        if first in kinds and "." in key:
+        homes = [name for name, kind in SECTIONS.items() if first in kind.field_names()]
+        if first in SECTIONS and "." in key:
             homes, key = [first], key.split(".", 1)[1]
         if not homes:
-            known = [name for kind in kinds.values() for name in kind.field_names()]
+            known = settable()
             hint = presets.suggestion(first, known) or "fields: " + ", ".join(sorted(known))
             raise SpecError(f"--set {first}: no such field", hint)
         result[homes[0]][key] = value
@@ -195,13 +202,12 @@ def _check_profile(profile: Framework, layout: Layout, workload: Workload) -> No
 
 def _check_modules(profile: Framework, layout: Layout) -> None:
     """Refuse what layers of PyTorch modules do not know of parallelism."""
-    for name in ("cp", "ep"):
-        if getattr(layout, name) > 1:
-            raise SpecError(
-                f"the {profile.name} profile knows tensor, pipeline and data parallelism, not "
-                f"{name} {getattr(layout, name)}",
-                f"use --framework megatron, or drop --{name}",
-            )
+    if layout.ep > 1:
+        raise SpecError(
+            f"the {profile.name} profile knows tensor, pipeline, context and data parallelism, "
+            f"not ep {layout.ep}",
+            "use --framework megatron, or drop --ep",
+        )
     if layout.tp > 1 and not layout.sp:
         raise SpecError(
             f"the {profile.name} profile runs tensor parallelism with sequence parallelism",

@@ -1,4 +1,4 @@
-"""A memory budget as text: ``70GiB``, ``6GB``, ``500MB``, plain bytes."""
+"""A memory budget as text: ``70GiB``, ``6GB``, ``24G`` (as 24GB), ``500MB``, plain bytes."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def parse_bytes(text: str, what: str = "--memory", *, bare: int = LEAST_BARE) ->
     shown = text if len(text) <= 40 else text[:37] + "..."
     found = re.fullmatch(
         r"\s*([+-]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][+-]?[0-9]{1,2})?)"
-        r"\s*(?:([kKmMgGtT]?)(i?)([bB]))?\s*",
+        r"\s*(?:([kKmMgGtT])(i?)[bB]?|[bB])?\s*",
         text,
     )
-    if not found or (found[3] and not found[2]):
+    if not found:
         raise SpecError(f"{what} {shown!r} is no amount of memory", _HINT)
     base = 1024 if found[3] else 1000
     size = Fraction(found[1]) * base ** _POWER[(found[2] or "").lower()]
     if size < 1:
         raise SpecError(f"{what} {shown!r} is not above 0 bytes", "give the memory of one GPU")
-    if size < bare and not found[4]:
+    if size < bare and text.strip()[-1] in "0123456789.":
         number, prefix = text.strip(), "G" if size < 1000 else "M"
         raise SpecError(
             f"{what} {shown!r} has no unit, and would be {size.__ceil__():,} bytes",
