@@ -101,15 +101,18 @@ def _nested(chunk: range, waiting: tuple[int, ...]) -> Iterator[Step]:
     """Backward of layers of which the first one's input is there, and those in ``waiting``."""
     if len(chunk) < 2:
         for layer in chunk:
-            beside = tuple(other for other in waiting if other != layer)
-            yield Step("re-run", layer, beside)
-            yield Step("backward", layer, beside)
+            yield Step("re-run", layer, _but(waiting, layer))
+            yield Step("backward", layer, _but(waiting, layer))
         return
     middle = (chunk.start + chunk.stop + 1) // 2
     for layer in range(chunk.start, middle):
-        yield Step("re-run", layer, waiting)
+        yield Step("re-run", layer, _but(waiting, layer))
     yield from _nested(range(middle, chunk.stop), (*waiting, middle))
     yield from _nested(range(chunk.start, middle), waiting)
+
+
+def _but(layers: tuple[int, ...], one: int) -> tuple[int, ...]:
+    return tuple(layer for layer in layers if layer != one)
 
 
 NONE = Policy("none")

@@ -333,6 +333,15 @@ def optimum_figures(run: Run) -> set[float]:
     return {round(best.continuous_bytes), inside + longest * best.layer_bytes - first}
 
 
+def nested_figures(run: Run) -> set[float]:
+    staged, found = StagedRun(run), set[float]()
+    for name in ("recursive", "sqrt"):
+        figure = compare_run(replace(run, policies=(name,))).policies[0]
+        found |= {figure.stored_bytes, figure.transient_bytes}
+        found.add(staged.under(staged.policy(name)).layer_bytes(staged.main.graph).stored)
+    return found
+
+
 def expert_figures(run: Run) -> set[float]:
     moe, found = run.model.moe, set[float]()
     for degree in (1, 2, 4, 8) if moe else ():
@@ -425,7 +434,8 @@ OTHERS: dict[str, Callable[[Run], set[float]]] = {
     "18": state_figures, "8psi": gap_figures, "96": hardware_figures, "c*": optimum_figures,
     "ends": ends_figures, "ep": expert_figures, "flash": flash_figures, "greedy": plan_figures,
     "lora": lora_figures, "norm": norm_figures, "offload": offload_figures, "peak": policy_figures,
-    "plan": plan_figures, "s=4h": crossing_figures, "zero": zero_figures,
+    "plan": plan_figures, "recursive": nested_figures, "s=4h": crossing_figures,
+    "zero": zero_figures,
     "zero-bubble": stash_figures, "dualpipe": stash_figures,
 }  # fmt: skip
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from fractions import Fraction
+from math import log2
 
 from actcalc.answers.compare import optimum
 from actcalc.answers.explain.term import (
@@ -14,6 +16,7 @@ from actcalc.answers.explain.term import (
     own_saved,
     size_text,
 )
+from actcalc.cost.flops import layers_forward_flops, rerun_flops
 from actcalc.policy.checkpoints import segment_memory
 from actcalc.run.staged import StagedRun
 
@@ -75,6 +78,42 @@ def _optimum(staged: StagedRun) -> Body:
     )
 
 
+def _recursive(staged: StagedRun) -> Body:
+    graph, layer = staged.graph, staged.main.graph
+    policy, root = staged.policy("recursive"), staged.policy("sqrt")
+    chunk = staged.places[0][0]
+    runs = Counter(step.layer for step in policy.backward(chunk) if step.kind == "re-run")
+    ends = [step for step in policy.backward(chunk) if step.kind == "backward"]
+    most = max(len({*step.beside, step.layer} - {chunk.start}) for step in ends)
+    work = staged.under(policy)
+    kept = work.layer_bytes(layer).stored
+    again = rerun_flops(staged, policy) / layers_forward_flops(graph)
+    other = staged.under(root)
+    lines = [
+        f"From forward only the first input of the chunk's {len(chunk)} layers stays. Backward "
+        "runs the first half again to make the input of the second, does the second half's "
+        "backward in the same way, drops that input, and then does the first half's.",
+        f"At most {most} inputs wait beside it, one for every halving, {kept:,} B each on each "
+        f"GPU: log2 {len(chunk)} = {log2(len(chunk)):.4g}.",
+        f"Forwards run again: {sum(runs.values())} of layers, between {min(runs.values())} and "
+        f"{max(runs.values())} times each; halves of halves make it n·(1 + log2(n)/2) for n a "
+        "power of two.",
+        "Where a re-run does not stop early, whole segments run again and it is n·log2(n).",
+        f"recursive: {staged.stored_bytes(0, policy):,} B stored, "
+        f"{work.transient_bytes(staged.places[0]):,} B brought back at most",
+        f"sqrt: {staged.stored_bytes(0, root):,} B stored, "
+        f"{other.transient_bytes(staged.places[0]):,} B brought back at most, "
+        f"{rerun_flops(staged, root) / layers_forward_flops(graph):.4g} forwards",
+    ]
+    return Body(
+        title="checkpoints of checkpoints",
+        result=f"Memory grows with log2(n) layers' inputs, the forward runs {again:.4g} times "
+        f"again for {len(chunk)} layers.",
+        lines=tuple(lines),
+        source=f"{CHEN}, section 4.4",
+    )
+
+
 TERMS = (
     Term(
         "c*",
@@ -82,6 +121,13 @@ TERMS = (
         _optimum,
         words=("cstar", "c", "checkpoints", "sqrt", "sqrt(n)", "√n", "sqrtn", "74", "73.97", "57"),
         flags=("recompute_method", "recompute_num_layers"),
+        heeds=("schedule", "vpp", "global_batch", "layers_per_stage"),
+    ),
+    Term(
+        "recursive",
+        "checkpoints of checkpoints: log2(n) inputs, n·log2(n) forwards",
+        _recursive,
+        words=("recursive sqrt n", "recursive √n", "logn", "log2(n)", "nlogn", "nested"),
         heeds=("schedule", "vpp", "global_batch", "layers_per_stage"),
     ),
 )
