@@ -189,21 +189,13 @@ class Timeline:
         return found + parameters_of(self.model, graph, self.training, seen) * (count - 1)
 
     def largest(self, graph: Graph) -> int:
-<<<<<<< HEAD
-        """Elements of the largest trained weight of a graph, on one rank; of adapters all."""
-        if self.training.lora_rank:
-            return self.trained(graph).own
+        """Elements of the largest trained weight of a graph, on one rank (cached)."""
         if id(graph) not in self._largest:
             sizes = self.model.sizes
-            counts = (int(weight.parameters.value(sizes)) for weight in graph.weights)
+            trained = (weight for weight in graph.weights if not weight.frozen)
+            counts = (int(weight.parameters.value(sizes)) for weight in trained)
             self._largest[id(graph)] = max(counts, default=0)
         return self._largest[id(graph)]
-=======
-        """Elements of the largest trained weight of a graph, on one rank."""
-        sizes = self.model.sizes
-        trained = (weight for weight in graph.weights if not weight.frozen)
-        return max((int(w.parameters.value(sizes)) for w in trained), default=0)
->>>>>>> main
 
     def _casts(self, outcome: LayerOutcome) -> int:
         """Bytes of cast weights of a layer that its policy does not store.

@@ -338,14 +338,8 @@ class StageMemory:
 
     def gradient(self, stage: int, held: States) -> tuple[float, bool]:
         """Bytes of one parameter's gradient on a rank, and whether all exist through the step."""
-<<<<<<< HEAD
-        count = self.parameters(stage)
-        trained = count.dense.trained + count.expert.trained
-        return held.gradients / trained if trained else 0.0, self.persistent
-=======
         trained = self.parameters(stage).trained
-        return held.gradients / trained if trained else 0.0, self._persistent
->>>>>>> main
+        return held.gradients / trained if trained else 0.0, self.persistent
 
     @property
     def persistent(self) -> bool:
