@@ -94,6 +94,21 @@ class Mla(Spec):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Indexer(Spec):
+    """What picks the keys that latent attention reads (DeepSeek-V3.2's sparse attention, GLM-5).
+
+    It has no gradient: its scores are ranked, and trained apart.
+    """
+
+    heads: Size
+    """Heads of its queries."""
+    head_dim: Size
+    """Width of one head, and of its one key."""
+    topk: Size
+    """Keys that a query attends to."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Mamba(Spec):
     """A Mamba-2 state-space mixer (Dao and Gu 2024); the defaults are Megatron-Core's."""
 
@@ -272,6 +287,8 @@ class Model(Spec):
     """Mixture of experts, if any layer has one."""
     mla: Mla | None = None
     """Multi-head latent attention, if used."""
+    indexer: Indexer | None = None
+    """Picks the keys that latent attention reads, in every layer."""
     mtp_layers: Count = 0
     """Multi-token-prediction layers after the last one (DeepSeek-V3: 1)."""
     mamba: Mamba | None = None
@@ -316,6 +333,8 @@ class Model(Spec):
             self._set(moe=Moe(**self.moe))
         if isinstance(self.mla, dict):
             self._set(mla=Mla(**self.mla))
+        if isinstance(self.indexer, dict):
+            self._set(indexer=Indexer(**self.indexer))
         if isinstance(self.mamba, dict):
             self._set(mamba=Mamba(**self.mamba))
         if isinstance(self.linear, dict):
@@ -354,6 +373,11 @@ class Model(Spec):
                 )
         if self.pattern or self.mtp_pattern:
             self._check_pattern()
+        if self.indexer is not None and not (self.mla and self.mla.q_lora):
+            raise SpecError(
+                "indexer is given but mla.q_lora is not: it reads the queries' latent",
+                "describe mla with a q_lora",
+            )
         if "moe" in self.mlp_pattern and self.moe is None:
             raise SpecError("mlp_pattern names moe layers but moe is missing", "describe moe")
         for name in ("mamba", "linear"):

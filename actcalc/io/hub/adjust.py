@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from actcalc.io.hub.family import ACTIVATIONS, SIZES
+from actcalc.errors import SpecError
+from actcalc.io.hub.family import ACTIVATIONS, MEASURE_HINT, SIZES
 from actcalc.io.hub.reading import Reading
 from actcalc.io.hub.values import MAX_LAYERS, Values
 
@@ -347,6 +348,35 @@ def _gated_delta_olmo(reading: Reading) -> None:
     )
     if not values.has("rope_parameters"):
         fields["position"] = "none"
+
+
+@_adjust("indexer")
+def _indexer(reading: Reading) -> None:
+    sizes = (("heads", "index_n_heads", 64), ("head_dim", "index_head_dim", 128),
+             ("topk", "index_topk", 2048))  # fmt: skip
+    if reading.model_type == "glm_moe_dsa":
+        sizes = (("heads", "index_n_heads", 32), *sizes[1:])
+    reading.fields["indexer"] = {
+        name: reading.values.size((key,)) or default for name, key, default in sizes
+    }
+
+
+@_adjust("shared_picks")
+def _shared_picks(reading: Reading) -> None:
+    """Layers may reuse the keys that a layer before them picked: refused, for they have no indexer.
+
+    ``index_topk_freq`` above 1, ``index_topk_pattern`` and ``indexer_types`` say so.
+    """
+    values = reading.values
+    every = values.size(("index_topk_freq",)) or 1
+    listed = str(values.data.get("index_topk_pattern") or "")
+    kinds = values.items("indexer_types") or []
+    if every > 1 or "S" in listed or "shared" in kinds:
+        raise SpecError(
+            "glm_moe_dsa with layers that share picked keys (index_topk_freq, indexer_types) "
+            "is not described",
+            MEASURE_HINT,
+        )
 
 
 @_adjust("kimi_delta")

@@ -289,6 +289,13 @@ DEEPSEEK_V3 = replace(
         shared_default=1,
     ),
 )
+DEEPSEEK_V32 = replace(
+    DEEPSEEK_V3,
+    code=_code("deepseek_v32"),
+    mixers=("indexed_attention",),
+    experts=replace(DEEPSEEK_V3.experts or Experts(), layers="listed_first_3_dense"),
+    adjust=(*DEEPSEEK_V3.adjust, "indexer"),
+)
 GLM = replace(
     _PLAIN,
     code=_code("glm"),
@@ -731,6 +738,10 @@ FAMILIES: dict[str, Family] = {
     "kimi_k2": replace(
         DEEPSEEK_V3, code="moonshotai/Kimi-K2-Base modeling_deepseek.py (the DeepSeek-V3 code)",
     ),
+    "deepseek_v32": DEEPSEEK_V32,
+    "glm_moe_dsa": replace(
+        DEEPSEEK_V32, code=_code("glm_moe_dsa"), adjust=(*DEEPSEEK_V32.adjust, "shared_picks"),
+    ),
     "kimi_linear": replace(
         DEEPSEEK_V3,
         code=_code("kimi_linear"),
@@ -760,6 +771,14 @@ FAMILIES: dict[str, Family] = {
         GLM, code=_code("glm4"), facts={**GLM.facts, "norm_placement": "sandwich"},
     ),
     "glm4_moe": GLM4_MOE,
+    "solar_open": replace(
+        _PLAIN,
+        code=_code("solar_open"),
+        flags={"qkv_bias": ("attention_bias", False)},
+        defaults={"head_dim": 128, "kv_heads": 8},
+        experts=replace(GLM4_MOE.experts or Experts(), layers="all"),
+        adjust=("expert_groups",),
+    ),
     "glm4_moe_lite": replace(
         DEEPSEEK_V3,
         code=_code("glm4_moe_lite"),
@@ -859,6 +878,35 @@ FAMILIES: dict[str, Family] = {
         windows="every_4",
         window_default=4096,
         no_rope="full_attention_if_windowed",
+    ),
+    "exaone_moe": replace(
+        _PLAIN,
+        code=_code("exaone_moe"),
+        facts={**_PLAIN.facts, "qk_norm": "head"},
+        windows="every_4",
+        window_default=4096,
+        no_rope="full_attention_if_windowed",
+        experts=replace(
+            DEEPSEEK_V3.experts or Experts(), layers="listed_first_dense",
+            shared_count=("num_shared_experts",),
+        ),
+        adjust=("expert_groups", "prediction_layers"),
+    ),
+    "afmoe": replace(
+        _PLAIN,
+        code=_code("afmoe"),
+        facts={
+            **_PLAIN.facts, "qk_norm": "head", "norm_placement": "sandwich",
+            "attention_gate": "own",
+        },
+        windows="afmoe",
+        window_default=1024,
+        no_rope="full_attention",
+        defaults={"head_dim": 128},
+        experts=Experts(
+            router="sigmoid", shared_count=("num_shared_experts",), shared_default=2,
+            layers="num_dense", facts=_BIAS_FREE_BALANCE,
+        ),
     ),
     # Encoders
     "bert": BERT,

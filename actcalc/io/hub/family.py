@@ -119,3 +119,9 @@ ACTIVATIONS: dict[str, str] = {
     "swish": "silu",
 }
 """Names in ``transformers.activations.ACT2FN`` -> the model's field ``activation``."""
+
+MEASURE_HINT = (
+    "measure one of its layers: actcalc measure CONFIG --save layer.json (needs actcalc[torch] "
+    "and a transformers that knows the type), then actcalc compare and plan layer.json"
+)
+"""What to do with a configuration that no graph here describes."""

@@ -19,6 +19,7 @@ _KINDS = {
     "sliding_attention": "sliding",
     "chunked_attention": "chunked",
     "linear_attention": "linear",
+    "indexed_attention": "full",
 }
 WINDOWED = ("sliding", "chunked")
 
@@ -174,6 +175,9 @@ WINDOW_RULES: dict[str, Callable[[Values, int], Kinds]] = {
     "gpt_neo": _gpt_neo,
     "llama4": _llama4,
     "linear": _linear,
+    "afmoe": lambda values, layers: _every(
+        values, layers, values.size(("global_attn_every_n_layers",)) or 4
+    ),
     "linear_and_last": _linear_and_last,
     "kimi": _kimi,
 }
@@ -252,6 +256,17 @@ def _listed_first_dense(values: Values, layers: int) -> Kinds:
     return ("dense",) + ("moe",) * (layers - 1)
 
 
+def _listed_first_3_dense(values: Values, layers: int) -> Kinds:
+    if values.has("first_k_dense_replace"):
+        return _first_dense(values, layers)
+    return ("dense",) * min(3, layers) + ("moe",) * (layers - 3)
+
+
+def _num_dense(values: Values, layers: int) -> Kinds:
+    first = values.integer("num_dense_layers") if values.has("num_dense_layers") else 1
+    return tuple("moe" if i >= first else "dense" for i in range(layers))
+
+
 def _interval(values: Values, layers: int) -> Kinds:
     """ERNIE 4.5: every ``moe_layer_interval``-th layer from a first to a last index."""
     interval = values.size(("moe_layer_interval",)) or 1
@@ -289,6 +304,8 @@ MLP_RULES: dict[str, Callable[[Values, int], Kinds]] = {
     "qwen": _qwen,
     "first_dense": _first_dense,
     "listed_first_dense": _listed_first_dense,
+    "listed_first_3_dense": _listed_first_3_dense,
+    "num_dense": _num_dense,
     "interval": _interval,
     "interleave": _interleave,
 }

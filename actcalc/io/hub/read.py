@@ -8,7 +8,7 @@ from typing import Any
 from actcalc.errors import SpecError
 from actcalc.io.hub.adjust import ADJUST
 from actcalc.io.hub.families import ALIASES, FAMILIES, LLAMA, NESTS
-from actcalc.io.hub.family import ACTIVATIONS, SIZES, Family, Keys
+from actcalc.io.hub.family import ACTIVATIONS, MEASURE_HINT, SIZES, Family, Keys
 from actcalc.io.hub.patterns import (
     ROPE_RULES,
     WINDOWED,
@@ -17,7 +17,7 @@ from actcalc.io.hub.patterns import (
     window_of,
 )
 from actcalc.io.hub.reading import Reading
-from actcalc.io.hub.refused import MEASURE_HINT, REFUSED
+from actcalc.io.hub.refused import REFUSED
 from actcalc.io.hub.values import MAX_LAYERS, Values, shown
 
 DEFAULT_SEQ = 4096

@@ -64,12 +64,10 @@ def _logits(g: GraphBuilder, ctx: Context, source: str, *, fp32: bool) -> str:
         operand = g.tensor("router_input", (ctx.b, ctx.s, ctx.h), DType.FP32)
         g.op("router_cast", "copy", GROUP, [source], [operand], modules=ROUTER)
     logits = g.tensor("router_out", (ctx.b, ctx.s, symbol("E")), DType.FP32)
-    weights = [Weight("router.weight", (symbol("E"), ctx.h))]
-    if ctx.kernel("correction_bias") == "parameter":
-        weights.append(Weight("router.correction_bias", (symbol("E"),)))
     g.op(
         "router", "linear", GROUP, [operand], [logits], saves=[operand],
-        flops=ctx.tokens * ctx.h * symbol("E") * 2, weights=weights, modules=ROUTER,
+        flops=ctx.tokens * ctx.h * symbol("E") * 2, modules=ROUTER,
+        weights=[Weight("router.weight", (symbol("E"), ctx.h))],
     )  # fmt: skip
     return logits
 
@@ -105,9 +103,11 @@ def _choose(
         kept.append(g.tensor("router_sum", (ctx.tokens, ONE), dtype))
         kept.append(g.tensor("router_chosen", _chosen(ctx), dtype))
     weights = g.tensor("routing_weights", _chosen(ctx), cast or dtype)
+    learned = _spec(ctx).correction_bias and ctx.kernel("correction_bias") == "parameter"
+    bias = [Weight("router.correction_bias", (symbol("E"),))] if learned else []
     g.op(
         "topk", "router", GROUP, inputs, [weights, *kept], saves=kept, modules=ROUTER,
-        rerunnable=False,
+        weights=bias, rerunnable=False,
     )  # fmt: skip
     return weights
 
