@@ -92,10 +92,16 @@ def read_mapping(path: Path, limit: int = MAX_BYTES) -> dict[str, Any]:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Parse JSON; ``SpecError`` for NaN and Infinity, duplicate keys or bad syntax."""
+    """Parse JSON; ``SpecError`` for NaN, duplicate keys or bad syntax.
+
+    ``Infinity`` is let through: configurations of state-space models hold it, as Python writes it.
+    """
     import json
+    import math
 
     def constant(name: str) -> Any:
+        if name == "Infinity":
+            return math.inf
         raise SpecError(f"{where}: {name} is not a number", "write a finite number")
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -110,8 +110,19 @@ class Indexer(Spec):
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Mamba(Spec):
-    """A Mamba-2 state-space mixer (Dao and Gu 2024); the defaults are Megatron-Core's."""
+    """A state-space mixer: Mamba-2 (Dao and Gu 2024; the defaults are Megatron-Core's), or the
+    first Mamba (Gu and Dao 2023), whose every channel is a head of width 1."""
 
+    version: Literal[1, 2] = 2
+    """Which of the two."""
+    rank: Count = 0
+    """Width that the step of version 1 is projected from."""
+    bias: bool = False
+    """The projections in and out have biases."""
+    conv_bias: bool = True
+    """The short convolution has a bias."""
+    norm: bool = True
+    """Version 2: a gated norm precedes the output projection (Falcon-H1 may leave it out)."""
     state: Size = 128
     """Width of the state of one head."""
     head_dim: Size = 64
@@ -124,6 +135,12 @@ class Mamba(Spec):
     """Tokens that the short convolution spans."""
     chunk: Size = 128
     """Tokens that the scan handles at once."""
+
+    def _check(self) -> None:
+        if self.version == 1 and not self.rank:
+            raise SpecError("mamba.rank is missing", "give the rank of version 1's step")
+        if self.version == 1 and self.head_dim != 1:
+            self._set(head_dim=1)
 
     def heads_of(self, hidden: int) -> int:
         """Heads in a model of that width."""
@@ -202,7 +219,7 @@ class Model(Spec):
     hidden: Size
     """Width of the residual stream (h)."""
     heads: Size
-    """Attention (query) heads (a)."""
+    """Attention (query) heads (a); 1 where no layer has attention."""
     kv_heads: Count = 0
     """Key/value heads (k); 0 means as many as heads."""
     head_dim: Count = 0
@@ -236,6 +253,8 @@ class Model(Spec):
     """A LayerNorm has a bias (ignored by the other kinds)."""
     norm_placement: Literal["pre", "post", "sandwich", "post_sublayer"] = "pre"
     """pre; post (BERT: after the residual); sandwich (Gemma 2: both); post_sublayer (OLMo 2)."""
+    fp32_stream: bool = False
+    """The stream between layers is kept in fp32 (Mamba's ``residual_in_fp32``)."""
     parallel: Literal["none", "one_norm", "two_norms"] = "none"
     """Attention and feed-forward read the same input, after one shared or two norms."""
     final_norm: bool = True

@@ -410,6 +410,151 @@ def _qwen3_5_predicts(reading: Reading) -> None:
         reading.fields["mtp_layers"] = reading.values.integer(key, 0, MAX_LAYERS)
 
 
+def _expanded(reading: Reading, key: str = "expand") -> int:
+    return int(reading.fields["hidden"] * (reading.values.number(key) or 2))
+
+
+def _first_mamba(reading: Reading, prefix: str, names: Mapping[str, str]) -> dict[str, Any]:
+    """Sizes of a Mamba of the first version; a step's rank of a sixteenth of the width by default."""
+    values, hidden = reading.values, reading.fields["hidden"]
+    rank = names["rank"]
+    automatic = not values.has(rank) or values.data[rank] == "auto"
+    return {
+        "version": 1,
+        "heads": _expanded(reading, f"{prefix}expand"),
+        "head_dim": 1,
+        "groups": 1,
+        "state": values.size((names["state"],)) or 16,
+        "conv": values.size((names["conv"],)) or 4,
+        "rank": -(-hidden // 16) if automatic else values.integer(rank, 1),
+        "bias": values.flag(names["bias"], False),
+        "conv_bias": values.flag(names["conv_bias"], True),
+    }
+
+
+@_adjust("mamba1")
+def _mamba1(reading: Reading) -> None:
+    names = {
+        "state": "state_size", "conv": "conv_kernel", "rank": "time_step_rank",
+        "bias": "use_bias", "conv_bias": "use_conv_bias",
+    }  # fmt: skip
+    fields = reading.fields
+    fields["mamba"] = _first_mamba(reading, "", names)
+    _only_mamba(reading)
+
+
+def _only_mamba(reading: Reading) -> None:
+    fields = reading.fields
+    fields["pattern"] = "M" * reading.layers
+    fields["fp32_stream"] = reading.values.flag("residual_in_fp32", True)
+    fields.pop("kv_heads", None)
+
+
+@_adjust("mamba_jamba")
+def _mamba_jamba(reading: Reading) -> None:
+    names = {
+        "state": "mamba_d_state", "conv": "mamba_d_conv", "rank": "mamba_dt_rank",
+        "bias": "mamba_proj_bias", "conv_bias": "mamba_conv_bias",
+    }  # fmt: skip
+    reading.fields["mamba"] = _first_mamba(reading, "mamba_", names)
+
+
+@_adjust("mamba2")
+def _mamba2(reading: Reading) -> None:
+    values = reading.values
+    reading.fields["mamba"] = {
+        "state": values.size(("state_size",)) or 128,
+        "head_dim": values.size(("head_dim",)) or 64,
+        "groups": values.size(("n_groups",)) or 8,
+        "heads": values.size(("num_heads",)) or 128,
+        "conv": values.size(("conv_kernel",)) or 4,
+        "chunk": values.size(("chunk_size",)) or 256,
+        "bias": values.flag("use_bias", False),
+        "conv_bias": values.flag("use_conv_bias", True),
+    }
+    _only_mamba(reading)
+
+
+@_adjust("mamba_bamba")
+def _mamba_bamba(reading: Reading) -> None:
+    values = reading.values
+    heads = values.size(("mamba_n_heads",)) or 128
+    width = values.data.get("mamba_d_head")
+    automatic = width in (None, "auto")
+    reading.fields["mamba"] = {
+        "state": values.size(("mamba_d_state",)) or 256,
+        "head_dim": (
+            _expanded(reading, "mamba_expand") // heads
+            if automatic
+            else values.integer("mamba_d_head", 1)
+        ),
+        "groups": values.size(("mamba_n_groups",)) or 1,
+        "heads": heads,
+        "conv": values.size(("mamba_d_conv",)) or 4,
+        "chunk": values.size(("mamba_chunk_size",)) or 256,
+        "bias": values.flag("mamba_proj_bias", False),
+        "conv_bias": values.flag("mamba_conv_bias", True),
+    }
+
+
+@_adjust("granite_hybrid")
+def _granite_hybrid(reading: Reading) -> None:
+    """Without experts only the shared feed-forward is left; rotary position if it is asked for."""
+    fields, values = reading.fields, reading.values
+    if not fields.get("moe"):
+        fields["ffn"] = values.size(("shared_intermediate_size",)) or 1024
+    if values.text("position_embedding_type") != "rope":
+        fields["position"] = "none"
+
+
+_LETTERS = {"mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*",
+            "mlp": "-", "moe": "E"}  # fmt: skip
+
+
+@_adjust("lettered")
+def _lettered(reading: Reading) -> None:
+    """Nemotron-H: a letter, or a word, for every layer, which is one part alone."""
+    fields, values = reading.fields, reading.values
+    key = values.first(("layers_block_type", "layer_types"))
+    pattern = values.text("hybrid_override_pattern")
+    if key and pattern is None:
+        words = [str(word) for word in values.items(key) or []]
+        if any(word not in _LETTERS for word in words):
+            raise values.wrong(key, "not kinds of layers", "write " + ", ".join(_LETTERS))
+        pattern = "".join(_LETTERS[word] for word in words)
+    if not pattern:
+        reading.missing.append("hybrid_override_pattern")
+        return
+    if len(pattern) != reading.layers or set(pattern) - set("M*-E"):
+        raise values.wrong(
+            "hybrid_override_pattern",
+            f"not {reading.layers} letters of M, *, - and E",
+            "write one letter per layer",
+        )
+    fields["pattern"] = pattern
+    fields.pop("attention_pattern", None)
+    fields["mamba"] = {
+        "state": values.size(("ssm_state_size",)) or 128,
+        "head_dim": values.size(("mamba_head_dim",)) or 64,
+        "groups": values.size(("n_groups", "mamba_n_groups")) or 8,
+        "heads": values.size(("mamba_num_heads",)) or 128,
+        "conv": values.size(("conv_kernel", "mamba_d_conv")) or 4,
+        "chunk": values.size(("chunk_size", "mamba_chunk_size")) or 128,
+        "bias": values.flag("use_bias", False),
+        "conv_bias": values.flag("use_conv_bias", True),
+    }
+    if "E" not in pattern:
+        fields.pop("moe", None)
+    elif fields.get("moe") and values.has("moe_latent_size"):
+        fields["moe"]["latent"] = values.integer("moe_latent_size", 1)
+    inside = values.text("mtp_hybrid_override_pattern")
+    count = values.integer("num_nextn_predict_layers") if inside and values.has(
+        "num_nextn_predict_layers"
+    ) else 0
+    if inside and count:
+        fields |= {"mtp_layers": count, "mtp_pattern": inside}
+
+
 @_adjust("token_types")
 def _token_types(reading: Reading) -> None:
     values = reading.values

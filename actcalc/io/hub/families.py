@@ -362,6 +362,19 @@ _TEXT_TOWER = Family(
     adjust=("tower_positions",),
 )
 
+_STATE_SPACE: Keys = ("mamba", "linear_attention", "moe", "mlp")
+_MAMBA = Family(
+    code=_code("mamba"),
+    facts={"position": "none", "norm": "rmsnorm"},
+    activation=("hidden_act", "silu"),
+    tied=True,
+    windows="none",
+    mixers=_STATE_SPACE,
+    attentionless=True,
+    eager=True,
+    adjust=("mamba1",),
+)
+
 FAMILIES: dict[str, Family] = {
     # Llama and what differs from it in a few facts
     "llama": LLAMA,
@@ -849,6 +862,51 @@ FAMILIES: dict[str, Family] = {
             "head_dim": 128, "vocab": 202048,
         },
         adjust=("llama4_qk_norm",),
+    ),
+    # State-space models and their hybrids
+    "mamba": _MAMBA,
+    "falcon_mamba": replace(_MAMBA, code=_code("falcon_mamba")),
+    "mamba2": replace(_MAMBA, code=_code("mamba2"), tied=False, adjust=("mamba2",)),
+    "nemotron_h": replace(
+        _ATTENTION_BIAS,
+        code=_code("nemotron_h"),
+        facts={**_PLAIN.facts, "position": "none", "gated": False},
+        flags={**_ALL_BIAS, "mlp_bias": ("mlp_bias", False)},
+        activation=("mlp_hidden_act", "relu2"),
+        mixers=_STATE_SPACE,
+        defaults={"head_dim": 128, "kv_heads": 8},
+        experts=replace(
+            DEEPSEEK_V3.experts or Experts(), layers="lettered", shared_count=(),
+            shared_width=("moe_shared_expert_intermediate_size",), aux=False,
+        ),
+        adjust=("lettered", "expert_groups"),
+    ),
+    "jamba": replace(
+        _PLAIN,
+        code=_code("jamba"),
+        facts={**_PLAIN.facts, "position": "none"},
+        windows="jamba",
+        mixers=_STATE_SPACE,
+        defaults={"kv_heads": 8},
+        experts=Experts(layers="jamba", width=("intermediate_size",), normalize=("", False)),
+        adjust=("mamba_jamba",),
+    ),
+    "bamba": replace(
+        _ATTENTION_BIAS, code=_code("bamba"), windows="bamba", mixers=_STATE_SPACE, rotary=0.5,
+        flags={**_ALL_BIAS, "mlp_bias": ("mlp_bias", False)},
+        defaults={"kv_heads": 8}, adjust=("mamba_bamba",),
+    ),
+    "granitemoehybrid": replace(
+        GRANITE_MOE,
+        code=_code("granitemoehybrid"),
+        facts={**_PLAIN.facts, "packed_gate": True},
+        windows="listed_mamba",
+        mixers=_STATE_SPACE,
+        experts=Experts(
+            count=_LOCAL, router="softmax_topk", width=("intermediate_size",), optional=True,
+            shared_width=("shared_intermediate_size",),
+        ),
+        adjust=("mamba_bamba", "granite_hybrid"),
     ),
     # Code published with the checkpoint
     "minicpm": replace(

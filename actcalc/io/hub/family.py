@@ -88,6 +88,8 @@ class Family:
     """Exceptions, by name, applied in order (``read.ADJUST``)."""
     wide: bool = False
     """A missing feed-forward width means four times hidden."""
+    attentionless: bool = False
+    """No layer has attention: the type has no number of heads."""
     vision: bool = False
     """Reads patches of an image instead of tokens."""
 

@@ -99,6 +99,9 @@ def _family(model_type: str, values: Values) -> tuple[Family, list[str]]:
 def _sizes(reading: Reading) -> None:
     family, fields = reading.family, reading.fields
     needed = ["hidden", "layers", "heads"] + ([] if family.vision else ["vocab"])
+    if family.attentionless:
+        needed.remove("heads")
+        fields["heads"] = 1
     for name in needed:
         found = reading.size(name, MAX_LAYERS if name == "layers" else None)
         if found is None:
@@ -112,7 +115,7 @@ def _sizes(reading: Reading) -> None:
             "add the missing keys, or describe the model as YAML",
         )
     if not family.latent:
-        for name in ("kv_heads", "head_dim"):
+        for name in () if family.attentionless else ("kv_heads", "head_dim"):
             found = reading.size(name)
             if found is not None:
                 fields[name] = found

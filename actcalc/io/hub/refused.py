@@ -19,11 +19,11 @@ _VISION = "vision backbones of this kind are not described"
 # Layer kinds are stated by each type's modelling code in transformers 5.24 (or, where it has
 # none, by the code published with the checkpoint).
 REFUSED: dict[str, str] = {
-    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "mamba-2"), _MAMBA),
+    "mamba-2": _MAMBA,
     **dict.fromkeys(
         (
-            "jamba", "zamba", "zamba2", "bamba", "nemotron_h", "nemotron_h_omni", "falcon_h1",
-            "granitemoehybrid", "hymba", "plamo2", "bailing_hybrid",
+            "zamba", "zamba2", "nemotron_h_omni", "falcon_h1", "hymba", "plamo2",
+            "bailing_hybrid",
         ),
         _HYBRID,
     ),
