@@ -418,10 +418,11 @@ def _first_mamba(reading: Reading, prefix: str, names: Mapping[str, str]) -> dic
     """Sizes of a Mamba of the first version; a step's rank of a sixteenth of the width by default."""
     values, hidden = reading.values, reading.fields["hidden"]
     rank = names["rank"]
+    inner = values.size((names["inner"],)) if "inner" in names else None
     automatic = not values.has(rank) or values.data[rank] == "auto"
     return {
         "version": 1,
-        "heads": _expanded(reading, f"{prefix}expand"),
+        "heads": inner or _expanded(reading, f"{prefix}expand"),
         "head_dim": 1,
         "groups": 1,
         "state": values.size((names["state"],)) or 16,
@@ -435,8 +436,8 @@ def _first_mamba(reading: Reading, prefix: str, names: Mapping[str, str]) -> dic
 @_adjust("mamba1")
 def _mamba1(reading: Reading) -> None:
     names = {
-        "state": "state_size", "conv": "conv_kernel", "rank": "time_step_rank",
-        "bias": "use_bias", "conv_bias": "use_conv_bias",
+        "inner": "intermediate_size", "state": "state_size", "conv": "conv_kernel",
+        "rank": "time_step_rank", "bias": "use_bias", "conv_bias": "use_conv_bias",
     }  # fmt: skip
     fields = reading.fields
     fields["mamba"] = _first_mamba(reading, "", names)

@@ -877,7 +877,7 @@ FAMILIES: dict[str, Family] = {
         defaults={"head_dim": 128, "kv_heads": 8},
         experts=replace(
             DEEPSEEK_V3.experts or Experts(), layers="lettered", shared_count=(),
-            shared_width=("moe_shared_expert_intermediate_size",), aux=False,
+            shared_width=("moe_shared_expert_intermediate_size",),
         ),
         adjust=("lettered", "expert_groups"),
     ),
