@@ -48,6 +48,11 @@ def check_sheets(result: Check, units: str) -> list[Sheet]:
     ]
 
 
+def name_of(figure: CheckFigure) -> str:
+    """What a figure is called, without remarks."""
+    return _NAMES[figure.name].split(" (")[0]
+
+
 def _row(figure: CheckFigure, units: str) -> tuple[object, ...]:
     return (
         _NAMES[figure.name],
@@ -78,7 +83,7 @@ def _shown(value: float, unit: str, units: str) -> str:
 
 def _below(result: Check) -> tuple[str, ...]:
     far = [figure for figure in result.figures if not figure.within]
-    lines = [f"{_NAMES[f.name].split(' (')[0]}: {f.cause}." for f in far if f.cause]
+    lines = [f"{name_of(f)}: {f.cause}." for f in far if f.cause]
     if not far:
         lines.append("Every figure lies in the range that is stated for it.")
     if result.calibration:

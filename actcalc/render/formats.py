@@ -7,15 +7,28 @@ format is to add a row.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from actcalc.render.sheet import Sheet
 from actcalc.specs.row import Row
 
-Sheets = Callable[[], list[Sheet]]
-"""Makes the tables of an answer."""
-Document = Callable[[], dict[str, Any]]
-"""Makes the JSON of an answer."""
+if TYPE_CHECKING:
+    from actcalc.render.charts.chart import Chart, Charts
+
+
+class Parts(NamedTuple):
+    """An answer as its formats read it; each part is made when a format asks for it."""
+
+    sheets: Callable[[], list[Sheet]]
+    """Makes the tables."""
+    document: Callable[[], dict[str, Any]]
+    """Makes the JSON."""
+    charts: Charts
+    """Makes each of the charts, the usual one first; empty where there are none."""
+
+    def chart(self) -> Chart:
+        """The first chart."""
+        return next(iter(self.charts.values()))()
 
 
 class Format(Row):
@@ -25,53 +38,69 @@ class Format(Row):
     """As given to --format."""
     endings: tuple[str, ...]
     """Endings of files that hold it, the usual one first."""
-    write: Callable[[Sheets, Document], str | bytes]
+    drawn: bool
+    """Whether it holds one chart, and nothing else."""
+    write: Callable[[Parts], str | bytes]
     """The whole answer as text, or as bytes where the format is no text."""
 
 
-def _table(sheets: Sheets, document: Document) -> str:
+def _table(parts: Parts) -> str:
     from actcalc.render.table import export_text
 
-    return export_text(sheets())
+    return export_text(parts.sheets())
 
 
-def _json(sheets: Sheets, document: Document) -> str:
+def _json(parts: Parts) -> str:
     import json
 
-    return json.dumps(document(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(parts.document(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _csv(sheets: Sheets, document: Document) -> str:
+def _csv(parts: Parts) -> str:
     from actcalc.render.text import csv
 
-    return csv(sheets())
+    return csv(parts.sheets())
 
 
-def _markdown(sheets: Sheets, document: Document) -> str:
+def _markdown(parts: Parts) -> str:
     from actcalc.render.text import markdown
 
-    return markdown(sheets())
+    return markdown(parts.sheets())
 
 
-def _svg(sheets: Sheets, document: Document) -> str:
-    from actcalc.render.table import export_svg
+def _svg(parts: Parts) -> str:
+    from actcalc.render.charts.draw import svg_file
 
-    return export_svg(sheets())
+    return svg_file(parts.chart())
 
 
-def _html(sheets: Sheets, document: Document) -> str:
-    from actcalc.render.table import export_html
+def _png(parts: Parts) -> bytes:
+    from actcalc.render.charts.draw import png
 
-    return export_html(sheets())
+    return png(parts.chart())
+
+
+def _html(parts: Parts) -> str:
+    from actcalc.render.page import answer_page
+
+    return answer_page(parts.sheets(), [make() for make in parts.charts.values()])
+
+
+def _vega_lite(parts: Parts) -> str:
+    from actcalc.render.charts.draw import vega_lite
+
+    return vega_lite(parts.chart())
 
 
 _ROWS = (
-    Format(name="table", endings=(".txt",), write=_table),
-    Format(name="json", endings=(".json",), write=_json),
-    Format(name="csv", endings=(".csv",), write=_csv),
-    Format(name="markdown", endings=(".md", ".markdown"), write=_markdown),
-    Format(name="svg", endings=(".svg",), write=_svg),
-    Format(name="html", endings=(".html", ".htm"), write=_html),
+    Format(name="table", endings=(".txt",), drawn=False, write=_table),
+    Format(name="json", endings=(".json",), drawn=False, write=_json),
+    Format(name="csv", endings=(".csv",), drawn=False, write=_csv),
+    Format(name="markdown", endings=(".md", ".markdown"), drawn=False, write=_markdown),
+    Format(name="svg", endings=(".svg",), drawn=True, write=_svg),
+    Format(name="png", endings=(".png",), drawn=True, write=_png),
+    Format(name="vl.json", endings=(".vl.json",), drawn=True, write=_vega_lite),
+    Format(name="html", endings=(".html", ".htm"), drawn=False, write=_html),
 )
 
 FORMATS: Mapping[str, Format] = {row.name: row for row in _ROWS}
@@ -79,3 +108,9 @@ FORMATS: Mapping[str, Format] = {row.name: row for row in _ROWS}
 
 ENDINGS: Mapping[str, str] = {ending: row.name for row in _ROWS for ending in row.endings}
 """The format that a file's ending names."""
+
+
+def named_by(path: str) -> str | None:
+    """The format that the longest fitting ending of a file's name says; None if none does."""
+    fitting = [ending for ending in ENDINGS if path.lower().endswith(ending)]
+    return ENDINGS[max(fitting, key=len)] if fitting else None

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Literal, NamedTuple
 
 from actcalc.errors import SpecError
-from actcalc.specs.base import Cap, Count, Layers, Rate, Size, Spec
+from actcalc.specs.base import MAX_LAYERS, Cap, Count, Layers, MoreLayers, Rate, Size, Spec
 
 Activation = Literal[
     "gelu",
@@ -308,7 +308,7 @@ class Model(Spec):
     """Multi-head latent attention, if used."""
     indexer: Indexer | None = None
     """Picks the keys that latent attention reads, in every layer."""
-    mtp_layers: Count = 0
+    mtp_layers: MoreLayers = 0
     """Multi-token-prediction layers after the last one (DeepSeek-V3: 1)."""
     mamba: Mamba | None = None
     """State-space mixer, if any layer is one."""
@@ -335,7 +335,7 @@ class Model(Spec):
     """Classes of a classifier head."""
     patches: Count = 0
     """Input values of one patch of a vision transformer (channels · patch²); 0: text."""
-    encoder_layers: Count = 0
+    encoder_layers: MoreLayers = 0
     """Layers of the encoder of an encoder-decoder (0: none); ``layers`` is then the decoder's."""
 
     hidden_dropout: Rate = 0.0
@@ -390,6 +390,11 @@ class Model(Spec):
                     f"{name} has {length} entries for {self.layers} layers",
                     "give one entry per layer, or none",
                 )
+        if len(self.no_rope_layers) > self.layers:
+            raise SpecError(
+                f"no_rope_layers has {len(self.no_rope_layers)} entries for {self.layers} layers",
+                "name each layer once",
+            )
         if self.pattern or self.mtp_pattern:
             self._check_pattern()
         if self.indexer is not None and not (self.mla and self.mla.q_lora):
@@ -412,6 +417,11 @@ class Model(Spec):
             )
 
     def _check_pattern(self) -> None:
+        if len(self.mtp_pattern) > MAX_LAYERS:
+            raise SpecError(
+                f"mtp_pattern has {len(self.mtp_pattern)} letters",
+                f"use at most {MAX_LAYERS}",
+            )
         letters = set(self.pattern + self.mtp_pattern)
         if letters - set("M*-E"):
             raise SpecError(

@@ -28,12 +28,17 @@ REFUSED = {
 READ: dict[str, dict[str, Any]] = {
     "AI21-Jamba-1.5-Mini": {
         "attention_pattern": ((*["mamba"] * 4, "full", *["mamba"] * 3)) * 4,
-        "mlp_pattern": ("dense", "moe") * 16, "position": "none", "kv_heads": 8,
+        "mlp_pattern": ("dense", "moe") * 16,
+        "position": "none",
+        "kv_heads": 8,
     },
     "falcon-mamba-7b": {"pattern": "M" * 64, "heads": 1, "fp32_stream": True},
     "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": {"layers": 52, "position": "none"},
     "nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-FP8": {
-        "layers": 88, "mtp_layers": 1, "mtp_pattern": "*E", "gated": False,
+        "layers": 88,
+        "mtp_layers": 1,
+        "mtp_pattern": "*E",
+        "gated": False,
     },
     "nvidia--Nemotron-H-56B-Base-8K": {"head_dim": 128, "ffn": 32768, "moe": None},
     "zai-org--GLM-5": {"layers": 78, "mlp_pattern": ("dense",) * 3 + ("moe",) * 75},

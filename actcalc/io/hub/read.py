@@ -18,7 +18,8 @@ from actcalc.io.hub.patterns import (
 )
 from actcalc.io.hub.reading import Reading
 from actcalc.io.hub.refused import REFUSED
-from actcalc.io.hub.values import MAX_LAYERS, Values, shown
+from actcalc.io.hub.values import Values, shown
+from actcalc.specs.base import MAX_LAYERS
 
 DEFAULT_SEQ = 4096
 """Longest sequence assumed where a configuration allows more."""

@@ -37,7 +37,7 @@ def refuse_unsupported(ctx: Context) -> None:
     spec, layout = _mamba(ctx), ctx.layout
     if spec.version == 1 or spec.bias or not (spec.conv_bias and spec.norm):
         raise SpecError(
-            f"Megatron-Core has no state-space mixer like that of {ctx.model.name} (Mamba-1, biases "
+            f"Megatron-Core has no state-space mixer like {ctx.model.name}'s (Mamba-1, biases "
             "of projections, no bias of the convolution, or no norm)",
             "use --framework transformers",
         )

@@ -42,7 +42,8 @@ def attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> st
             q, k = normed(g, ctx, q, k)
     core = Core(
         q, k, v, kind,
-        causal=model.causal, keys=ctx.s, query_width=model.head_dim, value_width=model.head_dim,
+        causal=model.causal, keys=ctx.s_keys,
+        query_width=model.head_dim, value_width=model.head_dim,
         bias="alibi" if model.position == "alibi" else "",
     )  # fmt: skip
     context = attend(g, ctx, core)

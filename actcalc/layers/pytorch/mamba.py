@@ -171,9 +171,7 @@ def _apart(g: GraphBuilder, ctx: Context, spec: Mamba, source: str) -> str:
     half = short_convolution(
         g, ctx, projected, spec.conv, width=inner, bias=spec.conv_bias, group=GROUP
     )
-    packed = linear(
-        g, ctx, "x_proj", GROUP, half, inside=inner, outside=rank + state * 2
-    )
+    packed = linear(g, ctx, "x_proj", GROUP, half, inside=inner, outside=rank + state * 2)
     steps, *matrices = (
         norm(g, ctx, f"{name}_norm", packed, shape=(*rows, width), group=GROUP, modules=())
         for name, width in (("dt", rank), ("B", state), ("C", state))
@@ -198,6 +196,4 @@ def _apart(g: GraphBuilder, ctx: Context, spec: Mamba, source: str) -> str:
         backward_scratch=ctx.tokens * inner * (3 * ctx.act.itemsize), kernel="selective scan",
         source="mamba_ssm ops/selective_scan_interface.py SelectiveScanFn",
     )  # fmt: skip
-    return linear(
-        g, ctx, "out_proj", GROUP, scanned, inside=inner, outside=ctx.h, bias=spec.bias
-    )
+    return linear(g, ctx, "out_proj", GROUP, scanned, inside=inner, outside=ctx.h, bias=spec.bias)
