@@ -141,7 +141,7 @@ def _shards(roofline: Roofline, graph: Graph) -> _Shards:
     rules = recipe(model, training)
     parameters = parameters_of(model, graph, training)
     reduced = _reduced_bytes(training, rules)
-    for group, expert in ((parameters.dense, False), (parameters.expert, True)):
+    for group, expert, _ in parameters.groups():
         ranks = replicas(layout, training, expert=expert)
         stride = layout.ep * (layout.etp or layout.tp) if expert else layout.tp
         found[0] += collective_seconds(
@@ -183,16 +183,18 @@ def _sharded(roofline: Roofline, graph: Graph, time: LayerTime) -> LayerTime:
     if not gather and not fetch:
         return time
     share = roofline.rates.shares.communication_multiprocessors
+    # a frozen layer that no gradient passes has no backward to gather for
+    again, fetched = (gather, fetch) if time.backward else (0.0, 0.0)
     if not roofline.training.prefetch:
         return replace(
             time,
             forward=fetch + gather + time.forward,
-            backward=fetch + gather + beside(time.backward, scatter, share),
+            backward=fetched + again + beside(time.backward, scatter, share),
         )
     return replace(
         time,
         forward=max(fetch, beside(time.forward, gather, share)),
-        backward=max(fetch, beside(time.backward, gather + scatter, share)),
+        backward=max(fetched, beside(time.backward, again + scatter, share)),
     )
 
 
@@ -268,7 +270,8 @@ def _trained(staged: StagedRun, held: Iterable[Sequence[Graph]]) -> tuple[int, i
     best = (0, 0)
     for graphs in held:
         total = rank_parameters(staged.graph, graphs, staged.run.training)
-        best = max(best, (total.dense.trained, total.expert.trained), key=sum)
+        expert = total.expert.trained + total.expert_adapters.trained
+        best = max(best, (total.trained - expert, expert), key=sum)
     return best
 
 

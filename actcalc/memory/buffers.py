@@ -243,10 +243,7 @@ def _sharded(
         one = part.parameters.total // part.layers if part.layers > 1 else part.parameters.total
         ahead += [one] * min(part.count * max(1, part.layers), depth)
     window = max(sum(ahead[i : i + depth]) for i in range(max(1, len(ahead) - depth + 1)))
-    largest = max(
-        (p.parameters.dense.trained + p.parameters.expert.trained) // max(1, p.layers)
-        for p in parts
-    )
+    largest = max(p.parameters.trained // max(1, p.layers) for p in parts)
     gradient = largest * (rules.gathered + rules.gradient)
     stays = training.persistent_buffers
     return [
