@@ -258,11 +258,10 @@ def layer_answer(
 def answer(runs: Sequence[Run], trained: PlanTrainingOptions, how: PlanOptions) -> RunPlan:
     """The plan of a run, with what to change where none fits."""
     from actcalc.answers.plan import plan_command
-    from actcalc.answers.plan_changes import relieved
 
     if how.activations_only:
         refuse_idle_training(trained)
-    result = plan_command(
+    return plan_command(
         runs,
         how.memory,
         activations_only=how.activations_only,
@@ -270,7 +269,6 @@ def answer(runs: Sequence[Run], trained: PlanTrainingOptions, how: PlanOptions) 
         offload=how.offload,
         **how.asked(),
     )
-    return relieved(runs[0], result)
 
 
 def _pasted(target: str | None, frontier: bool, output: OutputOptions) -> bool:

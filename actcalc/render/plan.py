@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import groupby
+from math import prod
 from typing import Any
 
 from actcalc.answers.measured_plan import LayerPlan
@@ -396,11 +397,12 @@ def _infeasible(result: RunPlan, units: str, states: PlanStates | None) -> Sheet
 def _of_changes(result: RunPlan) -> tuple[str, ...]:
     """What the changes take beside memory."""
     flags = {word for one in result.changes for word in one.change.split() if word[:2] == "--"}
-    more = [flag for flag in ("--dp", "--pp", "--tp", "--cp") if flag in flags]
+    layout = result.layout
+    gpus = prod(layout.get(name, 1) for name in ("tp", "pp", "cp", "dp"))
+    more = [f"{one.change} ({one.gpus})" for one in result.changes if one.gpus > gpus]
     notes = []
     if more:
-        notes.append(f"{', '.join(more)} as given here {'takes' if len(more) == 1 else 'take'} "
-                     "more GPUs.")  # fmt: skip
+        notes.append(f"More GPUs than the run's {gpus}: {', '.join(more)}.")
     if "--lora-rank" in flags:
         notes.append("--lora-rank trains adapters alone; the model's own weights stay as they are.")
     return tuple(notes)
