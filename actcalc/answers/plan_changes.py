@@ -21,7 +21,7 @@ from actcalc.plan.remedies import REMEDIES, WITH_MORE_GPUS
 from actcalc.plan.settings import default_model
 from actcalc.specs.run import Run
 
-_FLAGS = {"training.offload": "--offload-states"}
+FLAGS = {"training.offload": "--offload-states"}
 """Flags that plan spells otherwise than memory."""
 
 
@@ -111,4 +111,4 @@ def _changed_runs(planner: RunPlanner) -> Iterator[tuple[str, Run]]:
         for change in options if remedy.axis == "sharding" else options[:1]:
             with suppress(SpecError):
                 changed = changed_run(run, staged.global_batch, change)
-                yield " ".join(words(difference(run, changed), _FLAGS)), changed
+                yield " ".join(words(difference(run, changed), FLAGS)), changed

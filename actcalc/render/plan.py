@@ -35,14 +35,20 @@ def seconds(value: float) -> str:
     return "0" if value == 0 else f"{digits(value * 1e9)} ns"
 
 
-def plan_sheets(result: RunPlan, units: str, states: PlanStates | None = None) -> list[Sheet]:
+def plan_sheets(
+    result: RunPlan,
+    units: str,
+    states: PlanStates | None = None,
+    advice: tuple[str, ...] = (),
+) -> list[Sheet]:
     """The plan (or what would do), then its rivals, then the frontier if there is one.
 
-    ``states`` is how weights are trained, where the whole GPU is planned. For machines the first
+    ``states`` is how weights are trained, where the whole GPU is planned, ``advice`` what to change
+    where nothing fits. For machines the first
     table has the same columns whatever the run, one row per stage and run of equal layers.
     """
     if not result.feasible:
-        sheets = [_unplanned(result, units), _infeasible(result, units, states)]
+        sheets = [_unplanned(result, units), _infeasible(result, units, states, advice)]
     else:
         sheets = [_plan(result, units, states), _rivals(result, units)]
     if result.frontier:
@@ -355,11 +361,14 @@ def _sentence(result: RunPlan) -> str:
     return text[0].upper() + text[1:] + "."
 
 
-def _infeasible(result: RunPlan, units: str, states: PlanStates | None) -> Sheet:
+def _infeasible(
+    result: RunPlan, units: str, states: PlanStates | None, advice: tuple[str, ...]
+) -> Sheet:
     least = result.smallest_memory_bytes or 0
     below = [
         f"No plan fits in {size(result.memory_bytes, units)}: even the leanest needs "
-        f"{size(least, units)} ({least:,} bytes)."
+        f"{size(least, units)} ({least:,} bytes).",
+        *advice,
     ]
     rest = max((stage.rest_bytes for stage in result.stages), default=0)
     if not result.activations_only:
