@@ -27,6 +27,7 @@ from actcalc.specs.run import Run
 
 if TYPE_CHECKING:
     from actcalc.answers.search import Listed, Search
+    from actcalc.render.charts.chart import Chart
     from actcalc.search.find import Found, Progress
     from actcalc.search.space import Space
 
@@ -38,6 +39,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _PANEL = "Search"
 _DEGREES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero", "micro_batch")
 _OWN = ("schedule", "sp", *_DEGREES)
+_POINTS = 300
+"""Layouts beside the front that a chart has."""
 MACHINES = ("csv", "parquet")
 """Formats that list every row."""
 
@@ -194,7 +197,15 @@ def search(
         every = all_rows(result, listed(result, "all" if shown == "different" else shown))
         return search_sheets(short(), output.units, every if name in MACHINES else None)
 
-    emit(sheets, lambda: short().document(), output)
+    def pareto() -> Chart:
+        from actcalc.render.charts.search import pareto_chart
+
+        front = answer(result, space, "pareto", None, shares)
+        others = answer(result, space, "different", _POINTS, shares)
+        return pareto_chart(front, others, output.units)
+
+    charts = {"pareto": pareto} if len(result.peak) else {}
+    emit(sheets, lambda: short().document(), output, charts)
     return 0 if len(result.peak) else 1
 
 
