@@ -313,8 +313,9 @@ def refuse_idle_training(trained: PlanTrainingOptions) -> None:
 
     Adapters change what the layers keep, too.
     """
+    inside = {flag_of(name) for name in trained.changes_layers()}
     for flag in trained.given():
-        if flag.startswith("--lora"):
+        if flag in inside:
             continue
         raise SpecError(
             f"{flag} changes what a GPU holds beside its layers' activations, which "

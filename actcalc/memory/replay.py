@@ -246,7 +246,8 @@ class _Replay:
             walk = LayerWalk(self.model, outcome, self.memory.timeline.options, None, False, known)
             start = {graph.input} if known.own[graph.input] else set()
             kept = frozenset(name for name in outcome.stored if known.own[name])
-            back = walk.backward_moments(whole=policy.whole)
+            # below the first trained weight no backward runs
+            back = () if outcome.detached else walk.backward_moments(whole=policy.whole)
             self._layers[key] = _Layer(
                 graph,
                 _passage(walk, walk.forward_moments(set(outcome.stored)), start),
