@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+from actcalc.layers.core.algebra import ONE
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.buffers import Buffer
-from actcalc.memory.states import in_units, parameters_of, replicas
+from actcalc.memory.losses import Head
+from actcalc.memory.parts import REFERENCE, Part, Timeline
+from actcalc.memory.states import NO_PARAMETERS, Trained, in_units, parameters_of, replicas
+from actcalc.memory.working import working
+from actcalc.policy.outcome import LayerOutcome
 from actcalc.run.staged import StagedRun
 from actcalc.specs.recipes import Recipe
 from actcalc.specs.training import Training
@@ -34,6 +39,23 @@ def beside_training(staged: StagedRun, rules: Recipe) -> tuple[Buffer, ...]:
         share = f"{training.generation_share:.0%} of the device"
         found.append(Buffer("generation engine", size, True, False, share))
     return tuple(found)
+
+
+def reference_part(timeline: Timeline, base: ModelGraph) -> Part:
+    """A forward of a reference model, which keeps nothing; ``base`` has its graphs."""
+    options = timeline.options
+    inside = [base.embedding, *(run.graph for run in base.runs)]
+    alive = [
+        working(base, LayerOutcome(graph, (), ONE, (), (), detached=True), options).forward
+        for graph in inside
+    ]
+    end = Head(base, base.head, timeline.training, options)
+    most = max(*alive, end.without_gradients())
+    return Part(
+        name=REFERENCE, count=1, first=-1, layers=0, stored=0, forward=most, backward=0,
+        reruns=False, forward_at="", backward_at="", parameters=NO_PARAMETERS,
+        trained=Trained(0, ()), shapes=frozenset(),
+    )  # fmt: skip
 
 
 def _parameters(base: ModelGraph) -> int:

@@ -16,18 +16,10 @@ from typing import Literal
 
 from actcalc.errors import SpecError
 from actcalc.layers.adapters import in_module
-from actcalc.layers.core.algebra import ONE
 from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
-from actcalc.memory.losses import Head, Sizes, loss_sizes
-from actcalc.memory.states import (
-    NO_PARAMETERS,
-    Parameters,
-    Trained,
-    packs,
-    parameters_of,
-    trained_of,
-)
+from actcalc.memory.losses import Sizes, loss_sizes
+from actcalc.memory.states import Parameters, Trained, packs, parameters_of, trained_of
 from actcalc.memory.working import NO_GRADIENTS, Gradients, Known, Options, Working, working
 from actcalc.policy.offload import Away, away, whole_layer
 from actcalc.policy.outcome import LayerOutcome, layer_outcome
@@ -374,21 +366,6 @@ class Timeline:
                 found += [self.end(PREDICTION)] * self.model.mtp.count
             found.append(self.end(HEAD))
         return tuple(found)
-
-    def reference(self, base: ModelGraph) -> Part:
-        """A forward of a reference model, which keeps nothing; ``base`` has its graphs."""
-        inside = [base.embedding, *(run.graph for run in base.runs)]
-        alive = [
-            working(base, LayerOutcome(graph, (), ONE, (), (), detached=True), self.options).forward
-            for graph in inside
-        ]
-        end = Head(base, base.head, self.training, self.options)
-        most = max(*alive, end.without_gradients())
-        return Part(
-            name=REFERENCE, count=1, first=-1, layers=0, stored=0, forward=most, backward=0,
-            reruns=False, forward_at="", backward_at="", parameters=NO_PARAMETERS,
-            trained=Trained(0, ()), shapes=frozenset(),
-        )  # fmt: skip
 
     def _segments(self, chunk: range, way: Offloading) -> Iterator[Part]:
         policy = self.stages.policy

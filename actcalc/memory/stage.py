@@ -11,7 +11,7 @@ from actcalc.layers.model import ModelGraph
 from actcalc.memory.around import Around, Both, Sharding, Units, live, plain
 from actcalc.memory.buffers import Buffer, buffers
 from actcalc.memory.figures import BufferFigure, StageFigure
-from actcalc.memory.objectives import beside_training
+from actcalc.memory.objectives import beside_training, reference_part
 from actcalc.memory.parts import Part, Timeline
 from actcalc.memory.peaks import chunk_moments, first_gradients
 from actcalc.memory.states import (
@@ -99,7 +99,7 @@ class StageMemory:
         if key not in self._chunks:
             parts = self.timeline.parts(chunk, held, ahead=ahead)
             if held[1] and self._references:
-                parts = (*parts, self.timeline.reference(self.staged.base))
+                parts = (*parts, reference_part(self.timeline, self.staged.base))
             if self.sharding is not None and self.rules.units:
                 parts = Units(parts, self.sharding).reducing()
             self._chunks[key] = parts
