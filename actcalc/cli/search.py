@@ -24,6 +24,7 @@ from actcalc.specs.run import Run
 
 if TYPE_CHECKING:
     from actcalc.answers.search import Listed, Search
+    from actcalc.render.charts.chart import Chart
     from actcalc.search.find import Found, Progress
     from actcalc.search.space import Space
 
@@ -33,8 +34,11 @@ else:
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _PANEL = "Search"
-_DEGREES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero", "micro_batch")
-_OWN = ("schedule", "sp", *_DEGREES)
+DEGREES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero", "micro_batch")
+"""Options of which a search takes several values."""
+_OWN = ("schedule", "sp", *DEGREES)
+_POINTS = 300
+"""Layouts beside the front that a chart has."""
 MACHINES = ("csv", "parquet")
 """Formats that list every row."""
 
@@ -82,7 +86,7 @@ class SearchRunOptions(RunOptions):
                     f"unknown pipeline schedule {name!r}",
                     "the schedules are " + ", ".join(SCHEDULES),
                 )
-        flags = {name: "--" + name.replace("_", "-") for name in _DEGREES}
+        flags = {name: "--" + name.replace("_", "-") for name in DEGREES}
         return Space(
             gpus=gpus,
             sp=self.sp,
@@ -131,7 +135,7 @@ class SearchOptions:
 
 
 def found(
-    models: list[str],
+    origin: Source,
     options: SearchRunOptions,
     memory: MemoryOptions,
     timing: TimeOptions,
@@ -143,7 +147,7 @@ def found(
 
     if search.gpus is None or search.gpus < 1:
         raise SpecError("a search needs to know how many GPUs there are", "add --gpus 1024")
-    run = options.run_on(options.origin(models), search.gpus, memory.training())
+    run = options.run_on(origin, search.gpus, memory.training())
     shares = timing.shares(run)
     space = options.space(search.gpus, across=not search.max_tp_within_node)
     return search_run(run, space, shares, progress=progress), space, shares
@@ -176,7 +180,8 @@ def search(
     if search.top < 1:
         raise SpecError(f"--top {search.top} lists nothing", "use 1 or more")
     with bar("searching") as progress:
-        result, space, shares = found(models, options, memory, timing, search, progress)
+        origin = options.origin(models)
+        result, space, shares = found(origin, options, memory, timing, search, progress)
     from actcalc.answers.search import all_rows, answer, listed
     from actcalc.render.search import search_sheets
 
@@ -191,5 +196,13 @@ def search(
         every = all_rows(result, listed(result, "all" if shown == "different" else shown))
         return search_sheets(short(), output.units, every if name in MACHINES else None)
 
-    emit(sheets, lambda: short().document(), output)
+    def pareto() -> Chart:
+        from actcalc.render.charts.search import pareto_chart
+
+        front = answer(result, space, "pareto", None, shares)
+        others = answer(result, space, "different", _POINTS, shares)
+        return pareto_chart(front, others, output.units)
+
+    charts = {"pareto": pareto} if len(result.peak) else {}
+    emit(sheets, lambda: short().document(), output, charts)
     return 0 if len(result.peak) else 1

@@ -118,8 +118,12 @@ class Roofline:
         again = {op.name for op in self.staged.under(policy).outcome(graph).rerun}
         return tuple(time for time in self.ops(graph) if time.name in again)
 
+    def passes(self, graph: Graph, policy: Policy) -> tuple[OpTime, ...]:
+        """The same, with what forward passes before the last one run (``Policy.passes``)."""
+        return (*self.ops(graph) * (policy.passes - 1), *self.rerun(graph, policy))
+
     def _layer(self, graph: Graph, policy: Policy) -> LayerTime:
-        times, rerun = self.ops(graph), self.rerun(graph, policy)
+        times, rerun = self.ops(graph), self.passes(graph, policy)
         again = sum(time.forward_seconds for time in rerun)
         again += self.regathered(graph, policy)
         forward = sum(time.forward_seconds for time in times)

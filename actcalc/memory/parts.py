@@ -367,7 +367,15 @@ class Timeline:
         policy = self.stages.policy
         if policy.segmented:
             for segment in self.stages.segments(chunk):
-                yield self._segment(segment.layers, segment.stored_bytes, chunk)
+                if policy.recursive:
+                    part = self._layer(segment.layers.start, 1, chunk, way)
+                    yield replace(
+                        part,
+                        stored=min(part.stored, segment.stored_bytes),
+                        backward=part.backward + segment.waiting_bytes,
+                    )
+                else:
+                    yield self._segment(segment.layers, segment.stored_bytes, chunk)
             return
 
         def kind(layer: int) -> tuple[int, str]:

@@ -38,8 +38,11 @@ def _named(stages: list[StageFigure]) -> str:
     return f"{first}" if first == last else f"{first}-{last}"
 
 
-def memory_sheets(result: MemoryReport, units: str) -> list[Sheet]:
-    """Stages with their parts, the peak in words, what fits, and the limits if asked for."""
+def memory_sheets(result: MemoryReport, units: str, advice: tuple[str, ...] = ()) -> list[Sheet]:
+    """Stages with their parts, the peak in words, what fits, and the limits if asked for.
+
+    ``advice`` is what to change, where it does not fit.
+    """
     stages = result.stages
     total = max(stage.total_bytes for stage in stages)
     many, judged = len(stages) > 1, result.fits is not None
@@ -79,7 +82,7 @@ def memory_sheets(result: MemoryReport, units: str) -> list[Sheet]:
             rows=tuple(rows),
             records=tuple(record(stage, stage.stage) for stage in stages),
             above=_inputs(result),
-            below=_below(result, units),
+            below=(*_below(result, units), *advice),
             notes=result.notes,
         ),
         *([_buffers(result, units)] if any(stage.buffers for stage in stages) else []),

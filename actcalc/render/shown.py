@@ -14,6 +14,7 @@ from actcalc.specs.result import Result
 
 UNITS = "GB"
 _DRAWN: Mapping[str, tuple[str, str]] = {
+    "actcalc/advise/1": ("advise", "advise_sheets"),
     "actcalc/breakdown/1": ("breakdown", "breakdown_sheets"),
     "actcalc/calibrate/1": ("calibrate", "calibrate_sheets"),
     "actcalc/check/1": ("check", "check_sheets"),
