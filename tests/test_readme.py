@@ -1,6 +1,7 @@
 """The README's commands, tables and example are what the program does.
 
-``python -m tests.test_readme`` writes what the commands print now; read the difference.
+``python -m tests.test_readme`` writes what the commands print now, and ``docs/journeys.md`` and
+``docs/api.md`` with it; read the difference.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from actcalc.policy.rules import ALIASES, MODULES
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-CONSOLE = re.findall(r"```console\n\$ actcalc (.*?)\n(.*?)\n```", README, re.DOTALL)
+BLOCK = re.compile(r"```console\n\$ actcalc (.*?)\n(.*?)\n```", re.DOTALL)
+CONSOLE = BLOCK.findall(README)
 
 
 def lines(text: str) -> list[str]:
@@ -63,22 +65,39 @@ def test_install_commands_are_the_two_of_ci():
     assert "pytest" in script
 
 
-def _rewritten() -> str:
-    """The README with every command's output as it is now."""
+def _rewritten(text: str, folder: str = ".") -> str:
+    """A page with every command's output as it is now, run in ``folder``."""
     import os
     import subprocess
     import sys
 
-    terminal = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    terminal = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1", "PYTHONPATH": paths}
 
     def shown(found: re.Match[str]) -> str:
         command = [sys.executable, "-m", "actcalc", *shlex.split(found[1])]
-        done = subprocess.run(command, env=terminal, capture_output=True, text=True)
+        done = subprocess.run(command, env=terminal, cwd=folder, capture_output=True, text=True)
         text = "\n".join(lines(done.stdout + done.stderr))
         return f"```console\n$ actcalc {found[1]}\n{text}\n```"
 
-    return re.sub(r"```console\n\$ actcalc (.*?)\n.*?\n```", shown, README, flags=re.DOTALL)
+    return BLOCK.sub(shown, text)
+
+
+def _write() -> None:
+    """Every page that shows what commands print, or what docstrings say."""
+    import shutil
+    import tempfile
+
+    from tests import test_api_reference
+
+    (ROOT / "README.md").write_text(_rewritten(README), encoding="utf-8")
+    journeys = ROOT / "docs" / "journeys.md"
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(ROOT / "docs" / "examples", folder, dirs_exist_ok=True)
+        text = _rewritten(journeys.read_text(encoding="utf-8"), folder)
+    journeys.write_text(text, encoding="utf-8")
+    test_api_reference.PAGE.write_text(test_api_reference.page(), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    (ROOT / "README.md").write_text(_rewritten(), encoding="utf-8")
+    _write()
