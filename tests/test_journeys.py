@@ -14,9 +14,10 @@ import shutil
 import pytest
 
 from tests.conftest import ROOT
-from tests.test_readme import BLOCK, lines
+from tests.pages import CONSOLE, lines
+from tests.pages import JOURNEYS as FILE
 
-PAGE = (ROOT / "docs" / "journeys.md").read_text(encoding="utf-8")
+PAGE = FILE.read_text(encoding="utf-8")
 HEAD, *PARTS = re.split(r"^## ", PAGE, flags=re.M)
 JOURNEYS = {part.split("\n", 1)[0]: part for part in PARTS}
 NEEDS_TORCH = ("measure",)
@@ -29,7 +30,7 @@ def _in_the_examples(tmp_path, monkeypatch):
 
 
 def commands(text: str) -> list[tuple[str, str]]:
-    return BLOCK.findall(text)
+    return [(command, shown) for command, _, shown in CONSOLE.findall(text)]
 
 
 def any_version(text: str) -> str:
