@@ -35,7 +35,9 @@ def main() -> None:
         answer(sys.argv[1:])
         raise SystemExit(0)
     from actcalc.cli.app import run
+    from actcalc.render.plain import guard
 
+    guard(sys.stdout, sys.stderr)
     try:
         code = run(sys.argv[1:])
         sys.stdout.flush()

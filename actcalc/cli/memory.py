@@ -21,7 +21,8 @@ from actcalc.cli.options import (
 from actcalc.cli.output import check_units, chosen_format, emit, emit_text
 from actcalc.errors import SpecError
 from actcalc.io.sources import Source
-from actcalc.render.memory import memory_sheets, two_sheets
+from actcalc.render.memories import side_sheets
+from actcalc.render.memory import memory_sheets
 from actcalc.render.sheet import Sheet
 from actcalc.specs.result import joined
 
@@ -117,12 +118,13 @@ def memory(
     results = [
         result
         for origin in origins
-        for result in answer(origin, options, memory, largest=largest or (), timeline=timeline)
+        for one in options.by_policy()
+        for result in answer(origin, one, memory, largest=largest or (), timeline=timeline)
     ]
 
     def sheets() -> list[Sheet]:
-        if len(results) == 2:
-            return two_sheets(results[0], results[1], output.units)
+        if len(results) > 1:
+            return side_sheets(results, output.units)
         return [sheet for result in results for sheet in memory_sheets(result, output.units)]
 
     emit(sheets, lambda: joined(results, "runs"), output)

@@ -14,7 +14,9 @@ from actcalc.cli import drop_output
 from actcalc.cli.choices import OUTPUT, option
 from actcalc.errors import SpecError
 from actcalc.render.formats import ENDINGS, FORMATS
-from actcalc.render.sheet import Sheet
+from actcalc.render.plain import ascii_text, takes_signs
+from actcalc.render.sheet import Sheet, brief
+from actcalc.render.units import SBH_T
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -42,13 +44,17 @@ class OutputOptions:
             files=True,
         ),
     ] = None
+    verbose: Annotated[
+        bool,
+        option("-v", "--verbose", help="Proofs, buffers and every line, too.", panel=OUTPUT),
+    ] = False
     units: Annotated[
         str,
         option(
             "--units",
-            help="GB (powers of 1000) or GiB (of 1024).",
+            help="GB (powers of 1000), GiB (of 1024); compare and breakdown also sbh/t.",
             panel=OUTPUT,
-            words=lambda: ("GB", "GiB"),
+            words=lambda: UNITS,
         ),
     ] = "GB"
 
@@ -74,10 +80,20 @@ def chosen_format(output: OutputOptions) -> str:
     return name
 
 
-def check_units(units: str) -> None:
-    """Refuse an unknown unit."""
-    if units not in ("GB", "GiB"):
-        raise SpecError(f"unknown units {units!r}", "use GB (powers of 1000) or GiB (of 1024)")
+UNITS = ("GB", "GiB", SBH_T)
+
+
+def check_units(units: str, *, of_run: bool = False) -> None:
+    """Refuse an unknown unit; ``of_run`` says that sizes may be told in those of the run."""
+    known = UNITS if of_run else UNITS[:2]
+    if units not in known:
+        hint = "use GB (powers of 1000) or GiB (of 1024)"
+        raise SpecError(
+            f"units {units} are those of compare and breakdown"
+            if units in UNITS
+            else f"unknown units {units!r}",
+            f"{hint}, or sbh/t" if of_run else hint,
+        )
 
 
 def emit(
@@ -88,16 +104,21 @@ def emit(
     Only what the format needs is made: ``document`` for JSON, ``sheets`` for all others.
     """
     name = chosen_format(output)
+    form = FORMATS[name]
+
+    def wanted() -> list[Sheet]:
+        return brief(sheets()) if form.for_people and not output.verbose else sheets()
+
     if output.output is not None:
-        write_whole(Path(output.output), FORMATS[name].write(sheets, document))
+        write_whole(Path(output.output), form.write(wanted, document))
         return
     try:
         if name == "table":
             from actcalc.render.table import print_sheets
 
-            print_sheets(sheets())
+            print_sheets(wanted())
         else:
-            _print(FORMATS[name].write(sheets, document))
+            _print(form.write(wanted, document), form.escape)
         sys.stdout.flush()
     except BrokenPipeError:
         drop_output()
@@ -109,15 +130,15 @@ def emit_text(text: str, output: OutputOptions) -> None:
         write_whole(Path(output.output), text)
         return
     try:
-        _print(text)
+        _print(text, ascii_text)
         sys.stdout.flush()
     except BrokenPipeError:
         drop_output()
 
 
-def _print(content: str | bytes) -> None:
+def _print(content: str | bytes, escape: Callable[[str], str]) -> None:
     if isinstance(content, str):
-        sys.stdout.write(content)
+        sys.stdout.write(content if takes_signs(sys.stdout.encoding) else escape(content))
         return
     sys.stdout.flush()
     sys.stdout.buffer.write(content)

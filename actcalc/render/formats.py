@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from actcalc.render.plain import ascii_text
 from actcalc.render.sheet import Sheet
 from actcalc.specs.row import Row
 
@@ -27,6 +28,10 @@ class Format(Row):
     """Endings of files that hold it, the usual one first."""
     write: Callable[[Sheets, Document], str | bytes]
     """The whole answer as text, or as bytes where the format is no text."""
+    for_people: bool
+    """Whether it leaves out details (-v has them); what machines read is always whole."""
+    escape: Callable[[str], str]
+    """Its text in ASCII, for a stream that is not UTF-8."""
 
 
 def _table(sheets: Sheets, document: Document) -> str:
@@ -65,14 +70,29 @@ def _html(sheets: Sheets, document: Document) -> str:
     return export_html(sheets())
 
 
+def _json_escapes(text: str) -> str:
+    import json
+
+    return "".join(sign if sign.isascii() else json.dumps(sign)[1:-1] for sign in text)
+
+
+def _xml_escapes(text: str) -> str:
+    return text.encode("ascii", "xmlcharrefreplace").decode()
+
+
 _ROWS = (
-    Format(name="table", endings=(".txt",), write=_table),
-    Format(name="json", endings=(".json",), write=_json),
-    Format(name="csv", endings=(".csv",), write=_csv),
-    Format(name="markdown", endings=(".md", ".markdown"), write=_markdown),
-    Format(name="svg", endings=(".svg",), write=_svg),
-    Format(name="html", endings=(".html", ".htm"), write=_html),
-)
+    Format(name="table", endings=(".txt",), write=_table, for_people=True, escape=ascii_text),
+    Format(name="json", endings=(".json",), write=_json, for_people=False, escape=_json_escapes),
+    Format(name="csv", endings=(".csv",), write=_csv, for_people=False, escape=ascii_text),
+    Format(
+        name="markdown", endings=(".md", ".markdown"), write=_markdown, for_people=True,
+        escape=ascii_text,
+    ),
+    Format(name="svg", endings=(".svg",), write=_svg, for_people=True, escape=_xml_escapes),
+    Format(
+        name="html", endings=(".html", ".htm"), write=_html, for_people=True, escape=_xml_escapes
+    ),
+)  # fmt: skip
 
 FORMATS: Mapping[str, Format] = {row.name: row for row in _ROWS}
 """Every format by its name; the first is that of the terminal."""

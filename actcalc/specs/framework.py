@@ -70,6 +70,9 @@ class Framework(Spec):
     """Trains the model's multi-token-prediction layers (else they are left out)."""
 
     # --- recomputation and offload ---
+    recompute_settings: tuple[str, ...]
+    """Policies that its own options say: modules by their names, ``full``, and of those that count
+    layers the word before the colon. Others can be computed, and run with code of one's own."""
     early_stop: bool
     """A re-run ends with the last tensor backward needs (non-reentrant torch checkpoint)."""
     full_input: Literal["own", "replicated"]
