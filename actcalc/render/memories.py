@@ -40,7 +40,7 @@ def _beside(names: Sequence[str], results: Sequence[MemoryReport], units: str) -
         for key, name, top in zip(keys, names, tops, strict=True)
     ]
     if pair:
-        most = [abs(values[1] - values[0]) for _, values in parts]
+        most = [top.total_bytes for top in tops]
         columns.append(bytes_column("difference_bytes", "difference", most, units))
     rows = []
     for title, values in parts:
