@@ -2,7 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+import sys
+from collections.abc import Mapping, Sequence
+
+LONGEST_LINE = 900
+"""Characters of an error or a hint that are shown; what is longer is cut."""
+
+
+def visible(text: str) -> str:
+    """``text`` on one line, with what a terminal would act on written out.
+
+    Control characters, line ends, marks of direction and lone halves of surrogate pairs become
+    ``\\n``, ``\\x1b`` or ``\\u202e``: no name can move the cursor, or look like a line of ours.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii")
+        for each in text
+    )
+
+
+def _line(text: str) -> str:
+    """One line of an error, visible and of bounded length."""
+    shown = visible(text[: 2 * LONGEST_LINE])
+    return shown if len(shown) <= LONGEST_LINE else shown[: LONGEST_LINE - 3] + "..."
+
+
+def say(text: str) -> None:
+    """Write a line to stderr, where there is one: a note that cannot be shown changes no answer."""
+    try:
+        sys.stderr.write(visible(text) + "\n")
+    except (AttributeError, OSError, ValueError):
+        return
 
 
 class SpecError(Exception):
@@ -13,10 +46,33 @@ class SpecError(Exception):
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
+        super().__init__(_line(message))
+        self.hint = _line(hint)
         if hint:
-            self.add_note(f"hint: {hint}")  # which a traceback shows
+            self.add_note(f"hint: {self.hint}")  # which a traceback shows
+
+
+_FILE_HINTS: Mapping[int, str] = {
+    errno.ENOENT: "check the path: the folder has to exist",
+    errno.ENOTDIR: "check the path: a part of it is a file, not a folder",
+    errno.EISDIR: "name a file, not a folder",
+    errno.EACCES: "check who may read and write it, and its folder",
+    errno.EPERM: "check who may read and write it, and its folder",
+    errno.EROFS: "choose a place that can be written",
+    errno.ENOSPC: "free some space, or choose another place",
+    errno.EDQUOT: "free some space, or choose another place",
+    errno.ENAMETOOLONG: "use a shorter name",
+    errno.ELOOP: "the path leads in a circle of symbolic links: name another",
+    errno.EBADF: "open the stream, or write to a file with -o",
+}
+"""What to do about each reason for which a file cannot be read or written."""
+
+
+def file_error(doing: str, error: OSError | ValueError) -> SpecError:
+    """``cannot ``doing``: why``, with a hint that says what happened."""
+    number = error.errno if isinstance(error, OSError) else None
+    why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return SpecError(f"cannot {doing}: {why}", _FILE_HINTS.get(number or 0, "check the path"))
 
 
 def shorten(text: object, limit: int = 60) -> str:

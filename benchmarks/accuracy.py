@@ -90,6 +90,7 @@ def main() -> None:
         "(`tests/published/test_memory_accuracy.py`). Nothing is fitted: each prediction follows "
         "from the run's own arguments, and every rule has its source in a framework.\n"
     )
+    print("![Peak memory, predicted against measured](images/memory.svg)\n")
     groups(judged)
     print("\n## Megatron-LM's continuous integration\n")
     print(

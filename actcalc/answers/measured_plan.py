@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from actcalc.answers.plan import RunPlan
+from actcalc.answers.plan import ANY, RunPlan
 from actcalc.errors import SpecError
 from actcalc.plan.budget import parse_bytes
 from actcalc.plan.emit.measured import emitted_layers
@@ -134,6 +134,7 @@ def _figures(planner: LayerPlanner, budget: int, points: int) -> LayerPlan:
         rivals=_rivals(planner, budget, cost) if feasible else (),
         changes=() if feasible else _changes(planner),
         frontier=_frontier(planner, points) if points else (),
+        named=_singles(planner, ANY, cost) if points else (),
         notes=_notes(planner),
     )
 
@@ -161,6 +162,10 @@ def _rivals(planner: LayerPlanner, budget: int, cost: int | None) -> tuple[Rival
             first, second = list(permutations(range(len(options)), 2))[row]
             fits.append(Fit((names[first], names[second]), price, peak, (int(column),)))
     return tuple(rival_figure(fit, planner.costs, cost) for fit in fits)
+
+
+def _singles(planner: LayerPlanner, budget: int, cost: int | None) -> tuple[RivalFigure, ...]:
+    return tuple(one for one in _rivals(planner, budget, cost) if not one.counts)
 
 
 def _way(planner: LayerPlanner, option: Option) -> Way:

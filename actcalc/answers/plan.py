@@ -80,6 +80,8 @@ class RunPlan(RunAnswer):
     """What to change where nothing fits, most effective first."""
     frontier: tuple[PointFigure, ...]
     """Memory against cost, if asked for."""
+    named: tuple[RivalFigure, ...] = ()
+    """Beside the frontier: named policies with the memory that each takes, fitting or not."""
     emitted: EmittedFigure | None = None
     """Settings or code to paste, if asked for."""
     notes: tuple[str, ...]
@@ -157,6 +159,7 @@ def plan_run(
         rivals=rivals,
         changes=() if feasible else planned_changes(planner),
         frontier=frontier(planner, points) if points else (),
+        named=_named(planner, cost) if points else (),
         notes=_notes(planner, plans),
     )
 
@@ -219,6 +222,16 @@ def _without_offload(planner: RunPlanner, budget: int) -> tuple[Fit, ...]:
     cost = planner.total(plan.cost for plan in plans)
     return (Fit((NO_OFFLOAD,), cost, max(plan.peak_bytes or 0 for plan in plans)),)
 
+
+def _named(planner: RunPlanner, cost: int | None) -> tuple[RivalFigure, ...]:
+    """Every named policy, whatever memory it takes."""
+    rivals = Rivals(planner)
+    found = [rivals.single(name, ANY) for name in dict.fromkeys((*rivals.names, "sqrt"))]
+    return tuple(rival_figure(fit, planner.costs, cost) for fit in found)
+
+
+ANY = 2**62
+"""Bytes that no policy exceeds."""
 
 NO_OFFLOAD = "cheapest plan without offload"
 """Name of the rival that may only re-run."""

@@ -7,14 +7,14 @@ import os
 import sys
 from typing import NoReturn
 
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, say
 
 
 def fail(message: str, hint: str = "") -> NoReturn:
     """Print ``error:`` and ``hint:`` lines to stderr and exit with 2."""
-    sys.stderr.write(f"error: {message}\n")
+    say(f"error: {message}")
     if hint:
-        sys.stderr.write(f"hint: {hint}\n")
+        say(f"hint: {hint}")
     raise SystemExit(2)
 
 
@@ -25,34 +25,37 @@ def drop_output() -> None:
 
 def main() -> None:
     """Run the command line of this process; exits 0, 1 (the answer is no) or 2 (bad input)."""
-    import gc
-
-    # Imports build long-lived objects only: collecting while they load costs a tenth of start-up.
-    gc.disable()
-    if "_ACTCALC_COMPLETE" in os.environ:
-        from actcalc.cli.completion import answer
-
-        answer(sys.argv[1:])
-        raise SystemExit(0)
-    from actcalc.cli.app import run
-    from actcalc.render.plain import guard
-
-    guard(sys.stdout, sys.stderr)
     try:
+        import gc
+
+        # Imports build long-lived objects only: collecting while they load costs a tenth of
+        # start-up.
+        gc.disable()
+        from actcalc.render.plain import guard
+
+        guard(sys.stdout, sys.stderr)
+        if "_ACTCALC_COMPLETE" in os.environ:
+            from actcalc.cli.completion import answer
+
+            answer(sys.argv[1:])
+            raise SystemExit(0)
+        from actcalc.cli.app import run
+
         code = run(sys.argv[1:])
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except SpecError as error:
         fail(str(error), error.hint)
-    except (RuntimeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        if os.environ.get("ACTCALC_DEBUG"):
-            raise
-        fail(
-            f"internal error: {type(error).__name__}: {error}",
-            "please report it with this command line; ACTCALC_DEBUG=1 shows where it happened",
-        )
     except BrokenPipeError:
         drop_output()
         code = 0
+    except Exception as error:
+        if os.environ.get("ACTCALC_DEBUG"):
+            raise
+        fail(
+            f"internal error: {type(error).__name__}: {str(error)[:300]}",
+            "please report it with this command line; ACTCALC_DEBUG=1 shows where it happened",
+        )
     except KeyboardInterrupt:
         code = 130
     raise SystemExit(code)
@@ -65,11 +68,18 @@ def entry() -> NoReturn:
     """
     code: object = 0
     try:
+        for number in range(3):  # a file opened later must not become a closed stream
+            with contextlib.suppress(OSError):
+                os.fstat(number)
+                continue
+            os.open(os.devnull, os.O_RDWR)
         main()
     except SystemExit as stop:
         code = stop.code
-    with contextlib.suppress(OSError, ValueError):
+    except KeyboardInterrupt:
+        code = 130
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else 1)
+    os._exit(code if isinstance(code, int) else 2)

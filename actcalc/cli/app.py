@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +14,7 @@ from typer.core import TyperGroup
 from actcalc import __version__
 from actcalc.cli.choices import SHELLS, examples, option
 from actcalc.cli.convert import plain, use_plain_conversion
-from actcalc.errors import SpecError, shorten
+from actcalc.errors import SpecError, file_error, shorten
 from actcalc.io import presets
 
 COMMANDS = {
@@ -23,11 +22,13 @@ COMMANDS = {
     "breakdown": "every saved tensor: op, shape, formula, bytes",
     "memory": "the whole GPU, per pipeline stage: fits or not",
     "plan": "the cheapest recompute plan that fits a memory budget, proven",
+    "advise": "it does not fit (or does): what to change, cheapest first",
     "check": "predicted beside a real run's log",
     "mfu": "MFU and HFU from a step time, or the step time they promise",
     "explain": "how a number is derived, with its source",
     "measure": "real saved bytes from PyTorch, beside the prediction",
     "calibrate": "this GPU's shares of its peaks, measured, for --efficiency",
+    "report": "one self-contained page about a run",
     "presets": "list or show models, devices and framework profiles",
     "schema": "JSON Schema of the input and of each output",
     "help": "this, or the help of one command",
@@ -103,7 +104,7 @@ def route(args: list[str]) -> list[str]:
         return [first, args[1] if len(args) > 1 else ""]
     if first in COMMANDS or first in _OWN_OPTIONS:
         return args
-    if first.startswith("-"):  # an option, or standard input
+    if first.startswith("-") or not first.strip():  # an option, standard input, or no name
         return [DEFAULT, *args]
     models = (*presets.names("models"), *presets.names("runs"))
     if first in models or _looks_like_path(first):
@@ -116,10 +117,9 @@ def route(args: list[str]) -> list[str]:
 def _looks_like_path(word: str) -> bool:
     if "/" in word or re.search(r"\.(ya?ml|json|toml|sh)$", word):
         return True
-    try:
-        return Path(word).exists()
-    except (OSError, ValueError):
-        return False
+    from actcalc.io.yamlfile import is_there
+
+    return is_there(word)
 
 
 def _version(value: bool) -> None:
@@ -207,6 +207,11 @@ def run(args: Sequence[str]) -> int:
         return 130
     except usage_error as error:
         raise _usage(error) from None
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        doing = f"read {error.filename}" if error.filename else "write the answer"
+        raise file_error(doing, error) from error
     return result if isinstance(result, int) else 0
 
 

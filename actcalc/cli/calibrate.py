@@ -10,7 +10,7 @@ import typer
 from actcalc.cli.choices import devices, examples, option
 from actcalc.cli.options import OutputOptions, with_options
 from actcalc.cli.output import chosen_format, emit, write_whole
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, say
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -82,6 +82,6 @@ def calibrate(
     result = measure_gpu(described, number, gpus)
     if save is not None:
         write_whole(Path(save), shares_file(result))
-        typer.echo(f"wrote {save}: shares for --efficiency {save}", err=True)
+        say(f"wrote {save}: shares for --efficiency {save}")
     emit(lambda: calibrate_sheets(result), result.document, output)
     return 0

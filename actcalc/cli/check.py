@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,9 @@ from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.errors import SpecError
 from actcalc.io.logs import read_log, snapshot_refused
 from actcalc.render.check import check_sheets
+
+if TYPE_CHECKING:
+    from actcalc.render.charts.chart import Chart
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _PANEL = "Log"
@@ -71,5 +74,16 @@ def check(
     origin = options.origin(models)
     run = options.run(origin, options.frameworks()[0], memory.training())
     result = check_run(run, measured, models[0])
-    emit(lambda: check_sheets(result, output.units), result.document, output)
+
+    def chart() -> Chart:
+        from actcalc.render.charts.check import check_chart
+
+        return check_chart(result)
+
+    emit(
+        lambda: check_sheets(result, output.units),
+        result.document,
+        output,
+        {"check": chart},
+    )
     return 0 if result.within else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,8 +26,11 @@ from actcalc.render.sheet import Sheet
 from actcalc.specs.result import joined
 
 if TYPE_CHECKING:
+    from actcalc.answers.layer_picture import LayerPicture
     from actcalc.answers.measured_layer import LayerComparison
     from actcalc.measure.layer import MeasuredLayer
+    from actcalc.render.charts.chart import Chart, Charts
+    from actcalc.specs.run import Run
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _MODELS = "Preset, hub id, run file, config.json or launch file; several to set side by side."
@@ -67,8 +71,32 @@ def compare(
             return compare_sheets(results[0], output.units)
         return side_by_side(results, output.units)
 
-    emit(sheets, lambda: joined(results, "frameworks"), output)
+    charts = _charts(results, options.runs(origins[0]), output) if len(results) == 1 else None
+    emit(sheets, lambda: joined(results, "frameworks"), output, charts)
     return _code(results)
+
+
+def _charts(results: list[Comparison], runs: tuple[Run, ...], output: OutputOptions) -> Charts:
+    """What one layer keeps, and its work in time, under the policies compared."""
+    names = tuple(policy.policy for policy in results[0].policies)
+
+    @cache
+    def picture() -> LayerPicture:
+        from actcalc.answers.layer_picture import layer_picture
+
+        return layer_picture(runs[0], names)
+
+    def layer() -> Chart:
+        from actcalc.render.charts.compare import layer_chart
+
+        return layer_chart(picture(), output.units)
+
+    def timeline() -> Chart:
+        from actcalc.render.charts.compare import timeline_chart
+
+        return timeline_chart(picture())
+
+    return {"layer": layer, "timeline": timeline}
 
 
 def answer(origin: Source, options: RunOptions, timing: TimeOptions) -> list[Comparison]:

@@ -17,8 +17,8 @@ from actcalc.cli.options import (
     split_policies,
     with_options,
 )
-from actcalc.cli.output import check_units, chosen_format, emit
-from actcalc.errors import SpecError
+from actcalc.cli.output import check_units, chosen_format, emit, write_whole
+from actcalc.errors import SpecError, say
 
 if TYPE_CHECKING:
     from actcalc.answers.measure.figures import Measurement
@@ -83,11 +83,10 @@ def measure(
         raise SpecError("--check compares with a prediction, and --module has none", "drop --check")
     result, measured = answer(model, module, options, keep_layer=save is not None)
     if save is not None and measured.layer is not None:
-        from actcalc.measure.layer import write_layer
+        from actcalc.measure.layer import layer_text
 
-        write_layer(measured.layer, save)
-        takers = f"`actcalc compare {save}` and `actcalc plan {save}`"
-        typer.echo(f"wrote {save}: the layer, for {takers}", err=True)
+        write_whole(Path(save), layer_text(measured.layer, save))
+        say(f"wrote {save}: the layer, for `actcalc compare {save}` and `actcalc plan {save}`")
 
     def sheets() -> list[Sheet]:
         from actcalc.render.measure import measure_sheets

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,12 +18,16 @@ from actcalc.cli.options import (
     with_options,
 )
 from actcalc.cli.output import check_units, chosen_format, emit, emit_text
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, say
 from actcalc.io.sources import Source
 from actcalc.render.memories import side_sheets
 from actcalc.render.memory import memory_sheets
 from actcalc.render.sheet import Sheet
 from actcalc.specs.result import joined
+from actcalc.specs.run import Run
+
+if TYPE_CHECKING:
+    from actcalc.render.charts.chart import Chart, Charts
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _PANEL = "Memory"
@@ -43,14 +46,31 @@ def _emit(
     """Print the run as a framework's file, and what reading it had to say on standard error."""
     from actcalc.io.writers import written
 
-    if output.json or output.format is not None:
-        raise SpecError(f"--emit {target} is text to paste", "drop --json and --format")
+    if output.json or output.format is not None or output.plot is not None:
+        raise SpecError(f"--emit {target} is text to paste", "drop --json, --format and --plot")
     run = options.run(origin, options.frameworks()[0], training)
     text = written(run, target)
     for note in run.warnings:
-        print(f"note: {note}", file=sys.stderr)
+        say(f"note: {note}")
     emit_text(text, output)
     return 0
+
+
+def _charts(result: MemoryReport, run: Run, output: OutputOptions) -> Charts:
+    """The stages, and the fullest one through a step."""
+
+    def stages() -> Chart:
+        from actcalc.render.charts.memory import stages_chart
+
+        return stages_chart(result, output.units)
+
+    def step() -> Chart:
+        from actcalc.answers.step_memory import step_memory
+        from actcalc.render.charts.memory import step_chart
+
+        return step_chart(step_memory(run), output.units)
+
+    return {"stages": stages, "step": step}
 
 
 def answer(
@@ -127,5 +147,8 @@ def memory(
             return side_sheets(results, output.units)
         return [sheet for result in results for sheet in memory_sheets(result, output.units)]
 
-    emit(sheets, lambda: joined(results, "runs"), output)
+    charts = None
+    if len(results) == 1:
+        charts = _charts(results[0], options.run(origins[0], training=memory.training()), output)
+    emit(sheets, lambda: joined(results, "runs"), output, charts)
     return 1 if any(result.fits is False for result in results) else 0

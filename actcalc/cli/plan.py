@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,14 +19,15 @@ from actcalc.cli.options import (
     refuse_given,
     with_options,
 )
-from actcalc.cli.output import check_units, chosen_format, emit, emit_text
-from actcalc.errors import SpecError
+from actcalc.cli.output import check_units, chosen_format, draws, emit, emit_text
+from actcalc.errors import SpecError, say
 from actcalc.io.sources import measured_layer
 
 if TYPE_CHECKING:
     from actcalc.answers.plan import RunPlan
     from actcalc.answers.plan_changes import PlanStates
     from actcalc.measure.layer import MeasuredLayer
+    from actcalc.render.charts.chart import Chart, Charts
     from actcalc.specs.run import Run
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -173,6 +173,8 @@ def plan(
     if how.emit in WHOLE:
         return _emit_run(models, options, trained, how, output)
     pasted = _pasted(how.emit, how.frontier, output)
+    if not pasted and draws(output):
+        how = replace(how, frontier=True)  # what the chart is of
     model = models[0] if len(models) == 1 else ""
     data = problem_in(model)
     if data is not None:
@@ -193,8 +195,24 @@ def plan(
         return 0 if result.emitted.feasible else 1
     from actcalc.render.plan import plan_sheets
 
-    emit(lambda: plan_sheets(result, output.units, states), result.document, output)
+    emit(
+        lambda: plan_sheets(result, output.units, states),
+        result.document,
+        output,
+        _charts(result, output),
+    )
     return 0 if result.feasible else 1
+
+
+def _charts(result: RunPlan, output: OutputOptions) -> Charts:
+    """Memory against cost, with the named policies."""
+
+    def frontier() -> Chart:
+        from actcalc.render.charts.plan import frontier_chart
+
+        return frontier_chart(result, output.units)
+
+    return {"frontier": frontier} if result.frontier else {}
 
 
 def _emit_run(
@@ -209,8 +227,9 @@ def _emit_run(
     from actcalc.io.writers import written
 
     idle = [flag for flag in how.given() if flag not in ("--memory", "--emit")]
-    if idle or output.json or output.format is not None:
-        what = idle[0] if idle else "--json" if output.json else "--format"
+    idle += [f"--{name}" for name in ("json", "format", "plot") if getattr(output, name)]
+    if idle:
+        what = idle[0]
         raise SpecError(
             f"--emit {how.emit} writes a run under one policy: {what} has no effect on it",
             f"drop {what}",
@@ -219,8 +238,7 @@ def _emit_run(
     run = options.run(options.origin(models), options.frameworks()[0], trained.training())
     chosen = planned_run(run, how.memory, target)
     if chosen is None:
-        print(f"no policy that {target} can say fits; plan without --emit says what is missing",
-              file=sys.stderr)  # fmt: skip
+        say(f"no policy that {target} can say fits; plan without --emit says what is missing")
         return 1
     emit_text(written(chosen, target), output)
     return 0
@@ -267,6 +285,11 @@ def _pasted(target: str | None, frontier: bool, output: OutputOptions) -> bool:
     from actcalc.plan.emit.targets import check_target
 
     check_target(target)
+    if output.plot is not None:
+        raise SpecError(
+            f"--emit {target} is text to paste, --plot {output.plot} a picture",
+            "drop one of them",
+        )
     if output.format is None and not output.json and output.output is not None:
         ending = Path(output.output).suffix.lower()
         form = "json" if ending == ".json" else "table"
@@ -290,8 +313,9 @@ def refuse_idle_training(trained: PlanTrainingOptions) -> None:
 
     Adapters change what the layers keep, too.
     """
+    inside = {flag_of(name) for name in trained.changes_layers()}
     for flag in trained.given():
-        if flag.startswith("--lora"):
+        if flag in inside:
             continue
         raise SpecError(
             f"{flag} changes what a GPU holds beside its layers' activations, which "
@@ -323,19 +347,25 @@ def refuse_for_layer(
 
 
 def problem_in(model: str) -> Mapping[str, Any] | None:
-    """The planning problem in the file ``model``, or None if it is something else."""
-    path = Path(model)
-    if path.suffix != ".json" or not path.is_file():
-        return None
-    import json
+    """The planning problem in the file ``model``, or None if it is something else.
 
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+    Raises ``SpecError`` for one that is malformed.
+    """
+    from actcalc.io.yamlfile import is_there, largest, parse_json, read_text
+
+    path = Path(model)
+    if path.suffix != ".json" or not is_there(model) or path.stat().st_size > largest(path):
         return None
-    if isinstance(data, dict) and _PROBLEM_MARKS & data.keys() and "model_type" not in data:
+    text = read_text(path)
+    marked = any(f'"{mark}"' in text for mark in _PROBLEM_MARKS)
+    if not marked and '"instances"' not in text:
+        return None
+    data = parse_json(text, model)
+    if not isinstance(data, dict) or "model_type" in data:
+        return None
+    if _PROBLEM_MARKS & data.keys():
         return data
-    if isinstance(data, dict) and "instances" in data:
+    if "instances" in data:
         raise SpecError(
             f"{model} holds several planning problems", "write one of its instances to a file"
         )

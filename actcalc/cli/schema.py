@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from importlib import import_module
 from types import FunctionType
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ import typer
 
 from actcalc.cli.choices import argument, examples
 from actcalc.cli.options import OutputOptions, with_options
-from actcalc.cli.output import write_whole
+from actcalc.cli.output import chosen_format, emit_text
 from actcalc.errors import SpecError
 from actcalc.io.presets import suggestion
 
@@ -34,6 +33,7 @@ OUTPUTS = {
     "plan": ("actcalc.answers.plan", "RunPlan"),
     "plan-layer": ("actcalc.answers.measured_plan", "LayerPlan"),
     "plan-problem": ("actcalc.answers.plan_problem", "ProblemPlan"),
+    "advise": ("actcalc.answers.advise", "AdviceReport"),
     "check": ("actcalc.answers.check", "Check"),
     "mfu": ("actcalc.answers.mfu", "Utilisation"),
     "explain": ("actcalc.answers.explain.terms", "Explanation"),
@@ -77,14 +77,11 @@ def schema(
     ] = None,
 ) -> int:
     """JSON Schema of the input (run, model, layout, ...) and of each command's JSON."""
-    if output.format not in (None, "json"):
-        raise SpecError(f"a schema is JSON, not {output.format}", "drop --format")
+    form = "json" if output.output is None else chosen_format(output)
+    if output.format not in (None, "json") or form != "json":
+        raise SpecError(f"a schema is JSON, not {output.format or form}",
+                        "drop --format" if output.format else "end the file in .json")  # fmt: skip
     document = schema_of(name) if name else {each: schema_of(each) for each in NAMES}
     text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-    if output.output:
-        from pathlib import Path
-
-        write_whole(Path(output.output), text)
-    else:
-        sys.stdout.write(text)
+    emit_text(text, output)
     return 0

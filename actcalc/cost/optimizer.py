@@ -101,7 +101,7 @@ def _trained(model: ModelGraph, training: Training, parameters: Parameters) -> f
     return sum(
         group.trained
         / (replicas(layout, training, expert=expert, states=True) if layout.zero else 1)
-        for group, expert in ((parameters.dense, False), (parameters.expert, True))
+        for group, expert, _ in parameters.groups()
     )
 
 
@@ -139,14 +139,14 @@ def _orthogonalise(model: ModelGraph, graph: Graph, training: Training, rates: R
     layout = model.context.layout
     iterations = OPTIMIZERS[training.optimizer].newton_schulz
     seconds = 0.0
-    if training.lora_rank or graph.name in ("embedding", "head"):
+    if graph.name in ("embedding", "head"):
         return seconds
     for op in graph.ops:
         if op.kind in ("embedding", "norm"):
             continue
         for weight in op.weights:
             shape = [int(dim.value(model.sizes)) for dim in weight.shape]
-            if len(shape) < 2:
+            if len(shape) < 2 or weight.frozen:
                 continue
             batch = prod(shape[:-2])
             m, n = sorted(shape[-2:])

@@ -125,6 +125,10 @@ class Roofline:
         forward = sum(time.forward_seconds for time in times)
         spent = self.spent(graph)
         host = sum(one.forward for one in spent.values())
+        if self.staged.under(policy).outcome(graph).detached:
+            stalled = max(0.0, host - forward) if self._host.waits(graph) else 0.0
+            return LayerTime(forward, 0.0, 0.0, 0.0, host, exchange=exchanged(times)[0],
+                             stalled=stalled)  # fmt: skip
         return LayerTime(
             forward=forward,
             rerun=again,

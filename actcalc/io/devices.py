@@ -101,12 +101,9 @@ def _number(key: str, value: Any) -> Any:
 
 
 def _is_file(text: str) -> bool:
-    if text.lower().endswith(_ENDINGS):
-        return True
-    try:
-        return Path(text).is_file()
-    except (OSError, ValueError):
-        return False
+    from actcalc.io.yamlfile import is_there
+
+    return text.lower().endswith(_ENDINGS) or (is_there(text) and not Path(text).is_dir())
 
 
 def _key(text: str) -> str:

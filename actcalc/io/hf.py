@@ -5,11 +5,9 @@ Nothing a configuration names is ever run or downloaded (``auto_map`` is ignored
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +15,9 @@ from actcalc.errors import SpecError
 from actcalc.io.hub.read import known_types, language_model, read, refused_types
 from actcalc.io.hub.refused import refuse
 from actcalc.io.hub.values import Values, shown
-from actcalc.io.yamlfile import read_text
+from actcalc.io.yamlfile import MAX_DEPTH, MAX_ENTRIES, MAX_JSON_BYTES, parse_json, read_text
 
 __all__ = ["Imported", "known_types", "read_config", "read_config_file", "refused_types"]
-
-MAX_BYTES = 5_000_000
-MAX_DEPTH = 32
-MAX_ENTRIES = 200_000
 
 
 @dataclass(frozen=True)
@@ -59,7 +53,7 @@ def read_config_file(path: Path | str) -> Imported:
             raise SpecError(
                 f"{path.parent} holds no config.json", "name a config.json or its folder"
             )
-    data = _parse(read_text(path, MAX_BYTES), str(path))
+    data = parse_json(read_text(path, MAX_JSON_BYTES), str(path), finite=False)
     if not isinstance(data, dict):
         raise SpecError(
             f"{path} holds {type(data).__name__}, not a mapping", "name a model's config.json"
@@ -68,27 +62,6 @@ def read_config_file(path: Path | str) -> Imported:
         return read_config(data)
     except SpecError as error:
         raise SpecError(f"{path}: {error}", error.hint) from error
-
-
-def _parse(text: str, where: str) -> Any:
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        mapping = dict(items)
-        if len(mapping) != len(items):
-            keys = sorted(key for key, _ in items)
-            twice = next(key for key, after in pairwise(keys) if key == after)
-            raise SpecError(f"{where}: key {twice!r} is given twice", "keep one of them")
-        return mapping
-
-    try:
-        return json.loads(text, object_pairs_hook=pairs)
-    except json.JSONDecodeError as error:
-        raise SpecError(
-            f"{where}: {error.msg} at line {error.lineno}", "check the JSON syntax"
-        ) from error
-    except RecursionError as error:
-        raise SpecError(f"{where}: nested too deeply", "name a model's config.json") from error
-    except ValueError as error:
-        raise SpecError(f"{where}: {error}", "check the values") from error
 
 
 def _check_plain(config: Mapping[str, Any]) -> None:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actcalc.errors import MissingExtraError, SpecError, suggestion
+from actcalc.errors import MissingExtraError, SpecError, say, suggestion
 from actcalc.io import presets
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ def fetched_config(text: str) -> Path:
     logging.get_logger().setLevel(
         "ERROR"
     )  # its retries are warnings; the last failure is told below
-    print(f"actcalc: fetching config.json of {text}", file=sys.stderr)
+    say(f"actcalc: fetching config.json of {text}")
     try:
         return Path(hf_hub_download(text, "config.json", etag_timeout=10))
     except Exception as error:

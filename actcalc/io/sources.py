@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -88,11 +89,9 @@ def named(text: str) -> Source | None:
     if presets.exists("runs", text):
         return run_fields(dict(presets.load("runs", text).values), text)
     path = Path(text)
-    try:
-        found = path.exists()
-    except (OSError, ValueError):
-        found = False
-    if found or text == "-":
+    from actcalc.io.yamlfile import is_there
+
+    if text == "-" or is_there(text):
         return None
     from actcalc.io import hub_ids
 
@@ -142,10 +141,11 @@ def _model_preset(name: str) -> Source:
 
 
 def _section(values: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
-    section = values.get(key) or {}
+    section = values.get(key)
+    section = {} if section is None else section
     if not isinstance(section, dict):
         raise SpecError(
-            f"{where}: {key} holds {section!r}, not a mapping", f"put fields under {key}:"
+            f"{where}: {key} is {shorten(section)}, not a mapping", f"put fields under {key}:"
         )
     return dict(section)
 
@@ -228,29 +228,93 @@ def run_fields(data: dict[str, Any], where: str) -> Source:
     if unknown:
         hint = presets.suggestion(unknown[0], RUN_KEYS)
         raise SpecError(
-            f"{where}: unknown key {unknown[0]!r}", hint or "a run file has: " + ", ".join(RUN_KEYS)
+            f"{where}: unknown key {shorten(unknown[0])}",
+            hint or "a run file has: " + ", ".join(RUN_KEYS),
         )
-    model = data.get("model")
-    if isinstance(model, str):
-        base = source(model)
-    elif isinstance(model, dict):
-        fields = dict(model)
-        preset = fields.pop("preset", None)
-        base = (
-            source(str(preset)) if preset else Source(name=where, model={"name": Path(where).stem})
-        )
-        base = merged(base, model=fields)
-    else:
-        raise SpecError(f"{where}: model is {model!r}", "name a preset, or give the model's fields")
     return merged(
-        base,
+        _base_of(data, where),
         layout=_section(data, "layout", where),
         workload=_section(data, "workload", where),
         training=_section(data, "training", where),
         framework=word_of(data, "framework", where),
         device=word_of(data, "device", where),
         policies=_policies(data, where),
-        title=str(data.get("title") or ""),
+        title=word_of(data, "title", where) or "",
+    )
+
+
+def _base_of(data: Mapping[str, Any], where: str) -> Source:
+    """The model of a run file: a name or a file, or fields of its own over either."""
+    model = data.get("model")
+    if isinstance(model, str):
+        return _within(where, model)
+    if not isinstance(model, dict):
+        raise SpecError(
+            f"{where}: model is {shorten(model)}", "name a preset, or give the model's fields"
+        )
+    fields = dict(model)
+    preset, file = (word_of(fields, key, f"{where}: model") for key in ("preset", "file"))
+    for key in ("preset", "file"):
+        fields.pop(key, None)
+    if preset is not None and file is not None:
+        raise SpecError(
+            f"{where}: model has both preset {shorten(preset)} and file {shorten(file)}",
+            "keep one of them",
+        )
+    if preset is not None:
+        return merged(_by_name(preset, where), model=fields)
+    if file is not None:
+        return merged(_within(where, file), model=fields)
+    return merged(Source(name=where, model={"name": Path(where).stem}), model=fields)
+
+
+def _by_name(preset: str, where: str) -> Source:
+    """A preset or a hub id, never a file."""
+    from actcalc.io import hub_ids
+
+    if presets.exists("models", preset) or presets.exists("runs", preset):
+        return source(preset)
+    if hub_ids.is_id(preset):
+        return hub_source(preset)
+    raise SpecError(
+        f"{where}: model.preset is {shorten(preset)}, which names no preset",
+        presets.suggestion(preset, presets.names("models"))
+        or "`actcalc presets list models` lists them; a file goes under file:",
+    )
+
+
+_reading: list[str] = []
+"""Files that are being read because another names them, outermost first."""
+
+
+def _within(where: str, text: str) -> Source:
+    """What ``text``, a name or a path in the file ``where``, describes.
+
+    A file that another names is not shown: the error says that it is no model, not what it holds.
+    """
+    from actcalc.io.yamlfile import is_there
+
+    if presets.exists("models", text) or presets.exists("runs", text) or not is_there(text):
+        return source(text)
+    path = os.path.realpath(text)
+    if path in _reading or path == os.path.realpath(where):
+        raise SpecError(f"{where}: the file {text} names itself as its model", "name a config.json")
+    _reading.append(path)
+    try:
+        return source(text)
+    except SpecError as error:
+        if "names itself" in str(error):
+            raise
+        raise hidden(where, text) from None
+    finally:
+        _reading.pop()
+
+
+def hidden(where: str, name: str) -> SpecError:
+    """The error for a file that another names, which tells nothing of what it holds."""
+    return SpecError(
+        f"{where} names the file {shorten(name)}, which does not read as what it should be",
+        f"ask about {shorten(name)} itself to see why",
     )
 
 

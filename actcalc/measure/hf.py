@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from actcalc.errors import SpecError
 from actcalc.measure.fake_cuda import DEVICE, fake_cuda, imported, patched, require_torch
+from actcalc.measure.fused import fused_kernels
 from actcalc.measure.record import layer_stacks
 from actcalc.measure.results import Dtype, Measured
 from actcalc.measure.run import Step, facts_of, first_line, summarise, traced_step, without_data
@@ -400,17 +401,18 @@ def _step_of(
             model, config, batch=batch, seq=seq, dtype=parameter_dtype, padding_mask=padding_mask,
             device=DEVICE,
         )  # fmt: skip
-        step = traced_step(
-            model,
-            lambda: model(**inputs),
-            layers=[block for stack in layer_stacks(model) for block in stack],
-            inputs=list(inputs.values()),
-            what=chosen.__name__,
-            autocast_dtype=autocast_dtype,
-            dtype=dtype,
-            **wanted,
-        )
-        return _Ran(step, inputs, facts_of(model, trace))
+        with fused_kernels(chosen) as ran:
+            step = traced_step(
+                model,
+                lambda: model(**inputs),
+                layers=[block for stack in layer_stacks(model) for block in stack],
+                inputs=list(inputs.values()),
+                what=chosen.__name__,
+                autocast_dtype=autocast_dtype,
+                dtype=dtype,
+                **wanted,
+            )
+        return _Ran(step, inputs, facts_of(model, trace, ran))
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ from typing import Any, Literal, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, file_error
 
 Schema = Literal["actcalc/measured-layer/1", "actcalc/measured-layer/2"]
 _SCHEMA: Schema = "actcalc/measured-layer/2"
@@ -206,20 +206,20 @@ def write_layer(layer: MeasuredLayer, path: str | Path) -> None:
     Raises:
         SpecError: the file cannot be written.
     """
-    path = Path(path)
+    try:
+        Path(path).write_text(layer_text(layer, path), encoding="utf-8")
+    except OSError as error:
+        raise file_error(f"write {path}", error) from error
+
+
+def layer_text(layer: MeasuredLayer, path: str | Path) -> str:
+    """A measured layer as the text of a file of that name: YAML if it ends so, else JSON."""
     content = layer.model_dump(mode="json")
     content = {"schema": content.pop("schema_"), **content}
-    text = (
-        yaml.safe_dump(content, sort_keys=False, default_flow_style=None)
-        if path.suffix in _YAML_ENDINGS
-        else json.dumps(content, indent=1) + "\n"
-    )
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SpecError(
-            f"cannot write {path}: {error.strerror}", hint="choose another file"
-        ) from error
+    if Path(path).suffix in _YAML_ENDINGS:
+        text: str = yaml.safe_dump(content, sort_keys=False, default_flow_style=None)
+        return text
+    return json.dumps(content, indent=1) + "\n"
 
 
 def layer_of(content: dict[str, Any], path: Path) -> MeasuredLayer:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 from actcalc.measure.fake_cuda import require_torch
+from actcalc.measure.fused import notes_of
 
 
-def notes_on(module: Any) -> tuple[str, ...]:
-    """Return what a trace of this module leaves out, in sentences."""
+def notes_on(module: Any, fused: Set[str] = frozenset()) -> tuple[str, ...]:
+    """Return what a trace of this module leaves out, in sentences.
+
+    ``fused`` are the fused kernels of which it holds what they keep.
+    """
     torch = require_torch()
     notes = []
     if any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in module.modules()):
@@ -19,7 +24,9 @@ def notes_on(module: Any) -> tuple[str, ...]:
         notes.append(
             "Recurrent layers: on a GPU cuDNN keeps one packed buffer instead of these tensors."
         )
-    if any(map(_is_causal_conv, module.modules())):
+    if fused:
+        notes += notes_of(fused)
+    elif any(map(_is_causal_conv, module.modules())):
         notes.append(
             "State-space or linear-attention layers: measured as written in PyTorch; the fused "
             "kernels of mamba-ssm, causal-conv1d or fla keep other tensors."

@@ -412,6 +412,20 @@ class LiveStorages:
         )
 
 
+def _gradients(node: Any, inputs: list[Any]) -> tuple[Any, ...]:
+    """Run a node's backward; return a gradient, or None, for each of its ``next_functions``.
+
+    A function defined in Python returns one for every argument of its forward, tensor or not.
+    """
+    if not hasattr(node, "needs_input_grad"):
+        result = node(*inputs)
+        return result if isinstance(result, tuple) else (result,)
+    result = node.apply(*inputs)
+    made = result if isinstance(result, tuple) else (result,)
+    wanted = iter(x for x, needed in zip(made, node.needs_input_grad, strict=True) if needed)
+    return tuple(None if parent is None else next(wanted) for parent, _ in node.next_functions)
+
+
 def run_backward(loss: Any) -> None:
     """Run the backward pass node by node, without PyTorch's engine.
 
@@ -444,8 +458,7 @@ def run_backward(loss: Any) -> None:
             parents = node.next_functions
             if parents and given:
                 inputs = [given.get(index) for index in range(len(node._input_metadata))]
-                result = node(*inputs)
-                outputs = result if isinstance(result, tuple) else (result,)
+                outputs = _gradients(node, inputs)
             else:
                 outputs = (None,) * len(parents)
             for (parent, slot), gradient in zip(parents, outputs, strict=False):

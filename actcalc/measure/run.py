@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -280,13 +280,16 @@ def _checkpoint_task() -> Iterator[None]:
         torch._C._current_graph_task_id = original
 
 
-def facts_of(model: Any, trace: Any) -> dict[str, Any]:
-    """Return what :func:`summarise` takes of a model that ran under ``trace``."""
+def facts_of(model: Any, trace: Any, fused: Set[str] = frozenset()) -> dict[str, Any]:
+    """Return what :func:`summarise` takes of a model that ran under ``trace``.
+
+    ``fused`` are the fused kernels whose stand-ins ran.
+    """
     return {
         "torch_version": require_torch().__version__,
         "params": sum(parameter.numel() for parameter in model.parameters()),
         "attention_kernels": dict(trace.attention_kernels),
-        "notes": notes_on(model),
+        "notes": notes_on(model, fused),
     }
 
 

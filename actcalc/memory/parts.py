@@ -93,7 +93,6 @@ class Timeline:
             gradient_fusion=training.gradient_fusion or not framework.main_gradients,
             gathers_to_buffer=frozenset(gathering),
             loss_compiled=self.model.context.workload.kernels.cross_entropy_loss_fusion,
-            trains_all=not training.lora_rank,
             loss_in_place=framework.loss_in_place and training.loss in ("auto", "fused"),
             gradients=gradients,
             dequantises=self._packed_ops() if packs(training) else frozenset(),
@@ -113,7 +112,7 @@ class Timeline:
             op.name
             for run in self.model.runs
             for op in run.graph.ops
-            if any(in_module(self.model, op, weight) for weight in op.weights)
+            if any(in_module(self.model, op, weight) for weight in op.own_weights)
         )
 
     def _check_offload(self) -> None:
@@ -180,11 +179,10 @@ class Timeline:
         return found + parameters_of(self.model, graph, self.training, seen) * (count - 1)
 
     def largest(self, graph: Graph) -> int:
-        """Elements of the largest trained weight of a graph, on one rank; of adapters all."""
-        if self.training.lora_rank:
-            return self.trained(graph).own
+        """Elements of the largest trained weight of a graph, on one rank."""
         sizes = self.model.sizes
-        return max((int(w.parameters.value(sizes)) for w in graph.weights), default=0)
+        trained = (weight for weight in graph.weights if not weight.frozen)
+        return max((int(w.parameters.value(sizes)) for w in trained), default=0)
 
     def _casts(self, outcome: LayerOutcome) -> int:
         """Bytes of cast weights of a layer that its policy does not store.
@@ -208,7 +206,7 @@ class Timeline:
                 for op in graph.ops
                 if op.kind == "linear"
                 for weight in op.weights
-                if len(weight.shape) > 1
+                if len(weight.shape) > 1 and not weight.frozen and not weight.added
             )
         return self._shapes[key]
 

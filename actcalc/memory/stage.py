@@ -318,7 +318,7 @@ class StageMemory:
         sizes, seen, total = self.staged.whole_sizes, set[str](), 0
         for graph, count in Counter(self.staged.graphs(stage)).items():
             for weight in graph.weights:
-                if weight.scope in seen:
+                if weight.added or weight.scope in seen:
                     continue
                 size = int(weight.parameters.value(sizes))
                 total += size if weight.scope else size * count
@@ -328,8 +328,7 @@ class StageMemory:
 
     def gradient(self, stage: int, held: States) -> tuple[float, bool]:
         """Bytes of one parameter's gradient on a rank, and whether all exist through the step."""
-        count = self.parameters(stage)
-        trained = count.dense.trained + count.expert.trained
+        trained = self.parameters(stage).trained
         return held.gradients / trained if trained else 0.0, self._persistent
 
     @property
@@ -342,7 +341,7 @@ class StageMemory:
     def moments_bytes_per_parameter(self) -> float:
         """All optimizer moments of the run over its trained parameters, before ZeRO."""
         every = [self.parameters(stage) for stage in range(self.run.layout.pp)]
-        groups = [group for each in every for group in (each.dense, each.expert)]
+        groups = [group for each in every for group in each]
         trained = sum(group.trained for group in groups)
         size = sum(moments_of(group, self.rules, self.run.training)[0] for group in groups)
         return size / trained if trained else 0.0

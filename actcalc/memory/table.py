@@ -157,12 +157,13 @@ class Table:
             gone = self.made_at_first if step == "first" else 0
             rows = [self._row("between steps", gradients=self.kept if step == "later" else 0)]
             for work in fullest.values():
-                rows += self._of(work)
+                rows += self.moments_of(work)
             for row in rows:
                 yield MomentFigure.of(step, row._replace(optimizer=row.optimizer - gone))
             yield MomentFigure.of(step, self.optimizer_step)
 
-    def _of(self, work: Work) -> list[Row]:
+    def moments_of(self, work: Work) -> list[Row]:
+        """The moments of one work in their order."""
         if work.kind == "W":
             return [self._waits(work)]
         chunk, stored = self.chunks[work.chunk], self.stored(work)

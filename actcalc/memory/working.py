@@ -9,10 +9,10 @@ tensors again. Summing what is alive at every op gives the highest moment, whate
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from actcalc.layers.core.graph import Collective, DType, Graph, Op, Tensor
+from actcalc.layers.core.graph import Collective, DType, Graph, Op, Tensor, Weight
 from actcalc.layers.model import ModelGraph
 from actcalc.policy.offload import Away
 from actcalc.policy.outcome import LayerOutcome
@@ -65,8 +65,6 @@ class Options(NamedTuple):
     gradient_fusion: bool
     gathers_to_buffer: frozenset[str]
     """Names of ops whose gathered input goes to a buffer that stays (counted elsewhere)."""
-    trains_all: bool
-    """Every weight has a gradient (no adapters over a frozen base)."""
     loss_compiled: bool
     """Megatron's fused cross-entropy runs as compiled functions."""
     loss_in_place: bool
@@ -132,7 +130,7 @@ class _Layer:
         extra = self._loss(op, backward) if op.kind == "loss" else 0
         extra += int((op.backward_scratch if backward else op.forward_scratch).value(self.sizes))
         if op.name in self.options.dequantises:
-            extra += max(int(w.parameters.value(self.sizes)) for w in op.weights) * self.act
+            extra += max(self._counts(op.own_weights)) * self.act
         for comm in op.backward_comm if backward else op.comm:
             if comm.collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER):
                 if (
@@ -153,12 +151,16 @@ class _Layer:
                 q = op.inputs[0]
                 extra += self.size(op.outputs[0]) * _DQ_BYTES // self.act if q else 0
             options = self.options
-            separate = not options.gradient_fusion and options.trains_all and not options.op_by_op
-            if separate and op.weights and op.kind != "embedding":
-                extra += max(int(w.parameters.value(self.sizes)) for w in op.weights) * self.act
-            if op.kind == "embedding" and options.trains_all and not options.op_by_op:
-                extra += sum(int(w.parameters.value(self.sizes)) for w in op.weights) * self.act
+            trained = [weight for weight in op.weights if not weight.frozen]
+            separate = not options.gradient_fusion and not options.op_by_op
+            if separate and trained and op.kind != "embedding":
+                extra += max(self._counts(trained)) * self.act
+            if op.kind == "embedding" and not options.op_by_op:
+                extra += sum(self._counts(trained)) * self.act
         return extra
+
+    def _counts(self, weights: Iterable[Weight]) -> Iterator[int]:
+        return (int(weight.parameters.value(self.sizes)) for weight in weights)
 
     def _loss(self, op: Op, backward: bool) -> int:
         """Temporaries of a cross-entropy made of single torch ops.
@@ -372,7 +374,7 @@ class _WeightGradients:
     def __init__(self, layer: _Layer) -> None:
         self.layer = layer
         self.rule = layer.options.gradients
-        self.active = layer.options.op_by_op and layer.options.trains_all
+        self.active = layer.options.op_by_op
         self.kept = 0
         self._known: set[str] = set()
 
@@ -384,6 +386,8 @@ class _WeightGradients:
         first = rule.summed if op.kind == "embedding" else min(self.layer.act, rule.summed)
         made = summed = stays = 0
         for weight in op.weights:
+            if weight.frozen:
+                continue
             count = int(weight.parameters.value(sizes))
             made += count * first
             summed += count * (rule.summed if first != rule.summed else 0)
@@ -428,6 +432,8 @@ def working(
     """
     known = known or Known(model, outcome.graph)
     layer = _Layer(model, outcome, options, away, ahead, known)
+    if outcome.detached:
+        return Working(*layer.forward(set()), 0, "", 0)
     forward, forward_at = layer.forward(set(outcome.stored) - (away.leaving if away else set()))
     backward, backward_at, rest = layer.backward(whole=whole)
     return Working(forward, forward_at, backward, "re-run" if whole else backward_at, rest)

@@ -50,6 +50,11 @@ def check_sheets(result: Check, units: str) -> list[Sheet]:
     ]
 
 
+def name_of(figure: CheckFigure) -> str:
+    """What a figure is called, without remarks."""
+    return _NAMES[figure.name].split(" (")[0]
+
+
 def _row(figure: CheckFigure, units: str) -> tuple[object, ...]:
     return (
         _NAMES[figure.name],
@@ -85,13 +90,15 @@ def _answer(result: Check) -> str:
         return "Every figure lies in the range that is stated for it."
     worst = max(far, key=lambda figure: abs(figure.difference_ratio or 0.0))
     off = percent(worst.difference_ratio) if worst.difference_ratio is not None else "unknown"
-    name = _NAMES[worst.name].split(" (")[0]
-    return f"{len(far)} of {len(result.figures)} figures are out of range, {name} most: {off}."
+    return (
+        f"{len(far)} of {len(result.figures)} figures are out of range, {name_of(worst)} most: "
+        f"{off}."
+    )
 
 
 def _below(result: Check) -> tuple[str, ...]:
     far = [figure for figure in result.figures if not figure.within]
-    lines = [f"{_NAMES[f.name].split(' (')[0]}: {f.cause}." for f in far if f.cause]
+    lines = [f"{name_of(f)}: {f.cause}." for f in far if f.cause]
     if result.calibration:
         lines += ["For `actcalc mfu ... --calibrate FILE`:", *result.calibration.splitlines()]
     return tuple(lines)

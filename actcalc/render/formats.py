@@ -7,16 +7,29 @@ format is to add a row.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from actcalc.render.plain import ascii_text
 from actcalc.render.sheet import Sheet
 from actcalc.specs.row import Row
 
-Sheets = Callable[[], list[Sheet]]
-"""Makes the tables of an answer."""
-Document = Callable[[], dict[str, Any]]
-"""Makes the JSON of an answer."""
+if TYPE_CHECKING:
+    from actcalc.render.charts.chart import Chart, Charts
+
+
+class Parts(NamedTuple):
+    """An answer as its formats read it; each part is made when a format asks for it."""
+
+    sheets: Callable[[], list[Sheet]]
+    """Makes the tables."""
+    document: Callable[[], dict[str, Any]]
+    """Makes the JSON."""
+    charts: Charts
+    """Makes each of the charts, the usual one first; empty where there are none."""
+
+    def chart(self) -> Chart:
+        """The first chart."""
+        return next(iter(self.charts.values()))()
 
 
 class Format(Row):
@@ -26,7 +39,9 @@ class Format(Row):
     """As given to --format."""
     endings: tuple[str, ...]
     """Endings of files that hold it, the usual one first."""
-    write: Callable[[Sheets, Document], str | bytes]
+    drawn: bool
+    """Whether it holds one chart, and nothing else."""
+    write: Callable[[Parts], str | bytes]
     """The whole answer as text, or as bytes where the format is no text."""
     for_people: bool
     """Whether it leaves out details (-v has them); what machines read is always whole."""
@@ -34,40 +49,52 @@ class Format(Row):
     """Its text in ASCII, for a stream that is not UTF-8."""
 
 
-def _table(sheets: Sheets, document: Document) -> str:
+def _table(parts: Parts) -> str:
     from actcalc.render.table import export_text
 
-    return export_text(sheets())
+    return export_text(parts.sheets())
 
 
-def _json(sheets: Sheets, document: Document) -> str:
+def _json(parts: Parts) -> str:
     import json
 
-    return json.dumps(document(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(parts.document(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _csv(sheets: Sheets, document: Document) -> str:
+def _csv(parts: Parts) -> str:
     from actcalc.render.text import csv
 
-    return csv(sheets())
+    return csv(parts.sheets())
 
 
-def _markdown(sheets: Sheets, document: Document) -> str:
+def _markdown(parts: Parts) -> str:
     from actcalc.render.text import markdown
 
-    return markdown(sheets())
+    return markdown(parts.sheets())
 
 
-def _svg(sheets: Sheets, document: Document) -> str:
-    from actcalc.render.table import export_svg
+def _svg(parts: Parts) -> str:
+    from actcalc.render.charts.draw import svg_file
 
-    return export_svg(sheets())
+    return svg_file(parts.chart())
 
 
-def _html(sheets: Sheets, document: Document) -> str:
-    from actcalc.render.table import export_html
+def _png(parts: Parts) -> bytes:
+    from actcalc.render.charts.draw import png
 
-    return export_html(sheets())
+    return png(parts.chart())
+
+
+def _html(parts: Parts) -> str:
+    from actcalc.render.page import answer_page
+
+    return answer_page(parts.sheets(), [make() for make in parts.charts.values()])
+
+
+def _vega_lite(parts: Parts) -> str:
+    from actcalc.render.charts.draw import vega_lite
+
+    return vega_lite(parts.chart())
 
 
 def _json_escapes(text: str) -> str:
@@ -81,21 +108,65 @@ def _xml_escapes(text: str) -> str:
 
 
 _ROWS = (
-    Format(name="table", endings=(".txt",), write=_table, for_people=True, escape=ascii_text),
-    Format(name="json", endings=(".json",), write=_json, for_people=False, escape=_json_escapes),
-    Format(name="csv", endings=(".csv",), write=_csv, for_people=False, escape=ascii_text),
     Format(
-        name="markdown", endings=(".md", ".markdown"), write=_markdown, for_people=True,
+        name="table",
+        endings=(".txt",),
+        drawn=False,
+        write=_table,
+        for_people=True,
         escape=ascii_text,
     ),
-    Format(name="svg", endings=(".svg",), write=_svg, for_people=True, escape=_xml_escapes),
     Format(
-        name="html", endings=(".html", ".htm"), write=_html, for_people=True, escape=_xml_escapes
+        name="json",
+        endings=(".json",),
+        drawn=False,
+        write=_json,
+        for_people=False,
+        escape=_json_escapes,
     ),
-)  # fmt: skip
+    Format(
+        name="csv", endings=(".csv",), drawn=False, write=_csv, for_people=False, escape=ascii_text
+    ),
+    Format(
+        name="markdown",
+        endings=(".md", ".markdown"),
+        drawn=False,
+        write=_markdown,
+        for_people=True,
+        escape=ascii_text,
+    ),
+    Format(
+        name="svg", endings=(".svg",), drawn=True, write=_svg, for_people=True, escape=_xml_escapes
+    ),
+    Format(
+        name="png", endings=(".png",), drawn=True, write=_png, for_people=True, escape=ascii_text
+    ),
+    Format(
+        name="vl.json",
+        endings=(".vl.json",),
+        drawn=True,
+        write=_vega_lite,
+        for_people=False,
+        escape=_json_escapes,
+    ),
+    Format(
+        name="html",
+        endings=(".html", ".htm"),
+        drawn=False,
+        write=_html,
+        for_people=True,
+        escape=_xml_escapes,
+    ),
+)
 
 FORMATS: Mapping[str, Format] = {row.name: row for row in _ROWS}
 """Every format by its name; the first is that of the terminal."""
 
 ENDINGS: Mapping[str, str] = {ending: row.name for row in _ROWS for ending in row.endings}
 """The format that a file's ending names."""
+
+
+def named_by(path: str) -> str | None:
+    """The format that the longest fitting ending of a file's name says; None if none does."""
+    fitting = [ending for ending in ENDINGS if path.lower().endswith(ending)]
+    return ENDINGS[max(fitting, key=len)] if fitting else None

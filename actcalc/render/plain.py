@@ -29,19 +29,22 @@ def takes_signs(encoding: str | None) -> bool:
 
 
 def ascii_text(text: str) -> str:
-    """``text`` in ASCII: signs by name or likeness, letters without their accents, else ``?``."""
+    """``text`` in ASCII: signs by name, letters without accents, all others as escapes."""
     if text.isascii():
         return text
-    flat = unicodedata.normalize("NFKD", text.translate(_TABLE))
-    return (
-        "".join(c for c in flat if not unicodedata.combining(c)).encode("ascii", "replace").decode()
-    )
+    parts = unicodedata.normalize("NFKD", text.translate(_TABLE))
+    flat = "".join(sign for sign in parts if not unicodedata.combining(sign))
+    return flat.encode("ascii", "backslashreplace").decode()
 
 
 def guard(*streams: Any) -> None:
-    """Let streams that are not UTF-8 take any text: what they cannot encode becomes ASCII."""
+    """Let streams take any text: what one cannot encode becomes ASCII, on UTF-8 an escape."""
     for stream in streams:
-        if not takes_signs(getattr(stream, "encoding", None)) and hasattr(stream, "reconfigure"):
+        if stream is None or not hasattr(stream, "reconfigure"):
+            continue
+        if takes_signs(stream.encoding):
+            stream.reconfigure(errors="backslashreplace")
+        else:
             codecs.register_error(HANDLER, _replace)
             stream.reconfigure(errors=HANDLER)
 

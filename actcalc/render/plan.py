@@ -45,11 +45,13 @@ def plan_sheets(result: RunPlan, units: str, states: PlanStates | None = None) -
     return sheets
 
 
-def _amount(result: RunPlan) -> Callable[[Any], str]:
+def amount_of(result: RunPlan) -> Callable[[Any], str]:
+    """What shows a cost of a plan: seconds, or FLOPs where there is no device."""
     return seconds if result.device is not None else flops
 
 
-def _cost(result: RunPlan, figure: Any) -> float | int | None:
+def cost_of(result: RunPlan, figure: Any) -> float | int | None:
+    """A figure's cost in the unit of the plan's; None where it has none."""
     value: float | int | None = (
         figure.cost_seconds if result.device is not None else figure.cost_flops
     )
@@ -234,7 +236,7 @@ def _plan(result: RunPlan, units: str, states: PlanStates | None) -> Sheet:
 
 def _answer(result: RunPlan, units: str) -> str:
     """Whether the plan fits, what it costs, and whether that is the least."""
-    cost = _cost(result, result) or 0
+    cost = cost_of(result, result) or 0
     share = cost / result.forward_cost if result.forward_cost else 0.0
     again = any(one.recompute for stage in result.stages for one in stage.layers)
     price = f"re-running {percent(share)} of a forward pass" if again else "nothing is re-run"
@@ -245,7 +247,7 @@ def _answer(result: RunPlan, units: str) -> str:
 
 
 def _totals(result: RunPlan, units: str) -> tuple[str, ...]:
-    cost = _cost(result, result)
+    cost = cost_of(result, result)
     stored, peak = result.stored_bytes, result.peak_bytes
     assert cost is not None
     assert stored is not None
@@ -255,7 +257,7 @@ def _totals(result: RunPlan, units: str) -> tuple[str, ...]:
     where = f" on stage {stage.stage}" if len(result.stages) > 1 else ""
     return (
         f"stored {size(stored, units)}, peak {size(peak, units)}{where} of "
-        f"{size(result.memory_bytes, units)}; cost {_amount(result)(cost)}, "
+        f"{size(result.memory_bytes, units)}; cost {amount_of(result)(cost)}, "
         f"{percent(share)} of a forward pass.",
         *_busiest(result),
         *_rest(result, stage, units),
@@ -265,12 +267,12 @@ def _totals(result: RunPlan, units: str) -> tuple[str, ...]:
 
 def _busiest(result: RunPlan) -> tuple[str, ...]:
     """The stage that re-runs most: all others wait for it."""
-    costs = [(_cost(result, stage) or 0, stage) for stage in result.stages]
+    costs = [(cost_of(result, stage) or 0, stage) for stage in result.stages]
     most, stage = max(costs, key=lambda pair: pair[0])
     if len(costs) == 1 or not most or not stage.forward_cost:
         return ()
     return (
-        f"Stage {stage.stage} re-runs most: {_amount(result)(most)}, "
+        f"Stage {stage.stage} re-runs most: {amount_of(result)(most)}, "
         f"{percent(most / stage.forward_cost)} of its forward.",
     )
 
@@ -295,13 +297,13 @@ def _rest(result: RunPlan, stage: StageFigure, units: str) -> tuple[str, ...]:
 
 
 def _rivals(result: RunPlan, units: str) -> Sheet:
-    cost = _cost(result, result)
+    cost = cost_of(result, result)
     fitting = [r for r in result.rivals if r.peak_bytes is not None]
     peaks = [r.peak_bytes or 0 for r in fitting] + [result.peak_bytes or 0]
     label = {"optimal": "this plan", "sqrt": "equal segments", "greedy": "greedy"}[result.method]
 
     def row(name: str, peak: int | None, figure: Any) -> Row:
-        price = _cost(result, figure)
+        price = cost_of(result, figure)
         share = None if price is None or not result.forward_cost else price / result.forward_cost
         ratio = None if price is None or not cost else price / cost
         return Row((name, peak, *_costs(figure), share, ratio))
@@ -309,7 +311,7 @@ def _rivals(result: RunPlan, units: str) -> Sheet:
     rows = [row(label, result.peak_bytes, result)]
     rows += [
         row(_rival_name(rival), rival.peak_bytes, rival)
-        for rival in sorted(fitting, key=lambda r: _cost(result, r) or 0)
+        for rival in sorted(fitting, key=lambda r: cost_of(result, r) or 0)
     ]
     missing = [rival.name for rival in result.rivals if rival.peak_bytes is None]
     below = []
@@ -340,20 +342,20 @@ def _rival_name(rival: RivalFigure) -> str:
 
 
 def _sentence(result: RunPlan) -> str:
-    cost = _cost(result, result)
+    cost = cost_of(result, result)
     fitting = [r for r in result.rivals if r.peak_bytes is not None]
     singles = [r for r in fitting if not r.counts and r.name != NO_OFFLOAD]
     if not cost:
         again = any(one.recompute for stage in result.stages for one in stage.layers)
         what = "What is re-run has no products" if again else "Everything fits: nothing is re-run"
         return f"{what}, at no cost."
-    best = min((_cost(result, r) or 0 for r in singles), default=None)
-    mixed = min((_cost(result, r) or 0 for r in fitting if r.counts), default=None)
+    best = min((cost_of(result, r) or 0 for r in singles), default=None)
+    mixed = min((cost_of(result, r) or 0 for r in fitting if r.counts), default=None)
     if best is None and mixed is None:
         return "No named policy fits in this memory; this plan does."
     parts = []
     if best is not None:
-        name = next(r.name for r in singles if (_cost(result, r) or 0) == best)
+        name = next(r.name for r in singles if (cost_of(result, r) or 0) == best)
         parts.append(f"the best single policy, {name}, costs {digits(best / cost)} times as much")
     else:
         parts.append("no single policy fits")
@@ -426,7 +428,7 @@ def _frontier(result: RunPlan, units: str) -> Sheet:
         *_cost_columns(result, "cost", points),
         share_column(
             "of_forward_ratio", "of a\nforward",
-            get=lambda point: (_cost(result, point) or 0) / forward if forward else None,
+            get=lambda point: (cost_of(result, point) or 0) / forward if forward else None,
         ),
     )  # fmt: skip
     return Sheet(

@@ -29,10 +29,8 @@ class _Console(Console):
         raise BrokenPipeError
 
 
-def console(record: bool = False) -> Console:
+def console() -> Console:
     """A console that never interprets markup and reads NO_COLOR, COLUMNS and the terminal."""
-    if record:
-        return Console(record=True, width=110, file=io.StringIO(), highlight=False, markup=False)
     return _Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
 
 
@@ -129,18 +127,3 @@ def export_text(sheets: list[Sheet]) -> str:
     out = io.StringIO()
     print_sheets(sheets, Console(file=out, highlight=False, markup=False, width=110, no_color=True))
     return out.getvalue()
-
-
-def export_svg(sheets: list[Sheet]) -> str:
-    """The sheets as an SVG image of a terminal, under the title of the first."""
-    target = console(record=True)
-    print_sheets(sheets, target)
-    title = next((sheet.title for sheet in sheets if sheet.visible), "actcalc")
-    return target.export_svg(title=title)
-
-
-def export_html(sheets: list[Sheet]) -> str:
-    """The sheets as an HTML page of a terminal."""
-    target = console(record=True)
-    print_sheets(sheets, target)
-    return target.export_html()

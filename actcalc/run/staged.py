@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from actcalc.errors import SpecError
 from actcalc.layers.adapters import adapted
@@ -22,6 +22,9 @@ from actcalc.run.placement import Chunks, Ends, ends, microbatches, placement, p
 from actcalc.specs.recompute import ALIASES, MODULES
 from actcalc.specs.run import Run
 from actcalc.specs.workload import Workload
+
+if TYPE_CHECKING:
+    from actcalc.run.schedule import Moment
 
 USUAL = ("none", "selective", "full", "full-sharded", "ffn", "attention", "norm", "sqrt")
 """Policies that are compared where none is named; a model's own modules come before the last."""
@@ -105,14 +108,23 @@ class StagedRun:
             layout.pipeline, layout.pp, self.microbatches, layout.vpp,
             stage=stage, group=layout.microbatch_group,
         )  # fmt: skip
-        return [
-            Work(
-                one.kind,
-                one.chunk,
-                tuple(a + w for a, w in zip(one.held.activations, one.held.stashes, strict=True)),
-            )
-            for one in found
-        ]
+        return [_work(one) for one in found]
+
+    def work_in_order(self, stage: int) -> tuple[tuple[Work, ...], int]:
+        """All work of a stage in one step, in order, and of how many micro-batches it is.
+
+        Those are fewer than a step has where the middle of the schedule only repeats itself.
+        """
+        layout = self.run.layout
+        if layout.pp == 1:
+            return (Work("F", 0, (1,)), Work("B", 0, (1,))), 1
+        from actcalc.run.schedule import sequence
+
+        found = sequence(
+            layout.pipeline, layout.pp, self.microbatches, layout.vpp,
+            stage=stage, group=layout.microbatch_group,
+        )  # fmt: skip
+        return tuple(_work(one) for one in found.moments), found.microbatches
 
     # --- graphs -----------------------------------------------------------------------------------
 
@@ -123,8 +135,9 @@ class StagedRun:
 
     @cached_property
     def main(self) -> LayerRun:
-        """The most frequent kind of layer (the later one on a tie)."""
-        return max(reversed(self.kinds), key=lambda kind: kind.count)
+        """The most frequent kind of layer (the later one on a tie), a trained one if there is."""
+        passing = [kind for kind in self.kinds if kind.graph.gradient == "passes"]
+        return max(reversed(passing or self.kinds), key=lambda kind: kind.count)
 
     @cached_property
     def whole_sizes(self) -> Mapping[str, int]:
@@ -240,6 +253,12 @@ class StagedRun:
         if policy not in self._stages:
             self._stages[policy] = StagePolicy(self.graph, policy)
         return self._stages[policy]
+
+
+def _work(one: Moment) -> Work:
+    """A schedule's moment, with what waits for its weight gradient counted as held."""
+    held = zip(one.held.activations, one.held.stashes, strict=True)
+    return Work(one.kind, one.chunk, tuple(a + w for a, w in held))
 
 
 def _resolved(run: Run) -> tuple[Run, Workload]:

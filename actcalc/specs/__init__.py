@@ -3,7 +3,7 @@
 from actcalc.specs.framework import Framework
 from actcalc.specs.kernels import KernelOptions
 from actcalc.specs.layout import Layout
-from actcalc.specs.model import LayerKind, Mamba, Mla, Model, Moe
+from actcalc.specs.model import LayerKind, Linear, Mamba, Mla, Model, Moe
 from actcalc.specs.workload import Workload
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "KernelOptions",
     "LayerKind",
     "Layout",
+    "Linear",
     "Mamba",
     "Mla",
     "Model",

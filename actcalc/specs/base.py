@@ -41,8 +41,17 @@ Size = Annotated[int, Bounds(1, 2**32)]
 Count = Annotated[int, Bounds(0, 2**32)]
 """A size that may be absent (0)."""
 
-Layers = Annotated[int, Bounds(1, 100_000)]
+MAX_LAYERS = 4096
+"""Layers of a model, far more than any has (the deepest trained have 1000)."""
+
+MAX_SLICES = 256
+"""Slices that a pipeline may cut a model into: stages times the chunks of each."""
+
+Layers = Annotated[int, Bounds(1, MAX_LAYERS)]
 """A number of layers."""
+
+MoreLayers = Annotated[int, Bounds(0, MAX_LAYERS)]
+"""Layers beside the model's own, which may be none."""
 
 Rate = Annotated[float, Bounds(0.0, 0.999999)]
 """A dropout probability."""

@@ -222,6 +222,14 @@ _PYTORCH: Mapping[str, Kind] = {
         },
         needed=True,
     ),
+    "rotary_rows": Kind(
+        "rows of those tables",
+        {
+            "one": "one for all sequences (modeling_llama.py)",
+            "batch": "one for each: positions of images (modeling_qwen3_5.py)",
+        },
+        needed=True,
+    ),
     "rope_scale": Kind(
         "scaling of rotated queries by position",
         {"none": "not done (modeling_llama.py)", "scaled": "done (modeling_ministral3.py)"},
@@ -290,6 +298,28 @@ _PYTORCH: Mapping[str, Kind] = {
     ),
     "relative_bias": Kind(
         "learned bias of relative positions", {"look_up": "T5Attention.compute_bias"}
+    ),
+    "linear_projections": Kind(
+        "projections of linear attention",
+        {
+            "packed": "two, ordered by key head (modeling_qwen3_next.py)",
+            "split": "four: q, k and v in one (modeling_qwen3_5.py)",
+            "single": "one for each (modeling_olmo_hybrid.py, modeling_kimi_linear.py)",
+        },
+    ),
+    "gated_norm": Kind(
+        "the gated norm of linear attention",
+        {
+            "silu_cast": "cast back before the weight (modeling_qwen3_next.py)",
+            "sigmoid_fp32": "in fp32 throughout (modeling_kimi_linear.py)",
+        },
+    ),
+    "linear_norms": Kind(
+        "norms of a layer of linear attention",
+        {
+            "as_others": "where other layers have them (modeling_qwen3_next.py)",
+            "pre": "before mixer and feed-forward (modeling_olmo_hybrid.py)",
+        },
     ),
     "bias": Kind(
         "the bias of linear layers",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from actcalc.errors import SpecError
-from actcalc.specs.base import Degree, Spec
+from actcalc.specs.base import MAX_SLICES, Degree, Spec
 from actcalc.specs.schedules import SCHEDULES
 
 if TYPE_CHECKING:
@@ -75,6 +75,12 @@ class Layout(Spec):
                 f"microbatch_group {self.microbatch_group} orders an interleaved pipeline, but "
                 f"the schedule is {self.pipeline}",
                 "add --vpp 2 or more, or drop microbatch_group",
+            )
+        if self.slices > MAX_SLICES:
+            raise SpecError(
+                f"{self.cut} is {self.slices} slices of a model, more than the {MAX_SLICES} that "
+                "are followed",
+                "use less --pp or --vpp",
             )
         if self.layers_per_stage and len(self.layers_per_stage) != self.slices:
             raise SpecError(

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Literal, NamedTuple
 
 from actcalc.errors import SpecError
-from actcalc.specs.base import Cap, Count, Layers, Rate, Size, Spec
+from actcalc.specs.base import MAX_LAYERS, Cap, Count, Layers, MoreLayers, Rate, Size, Spec
 
 Activation = Literal[
     "gelu",
@@ -22,7 +22,10 @@ Activation = Literal[
     "swiglu_oai",
 ]
 AttentionKind = Literal["full", "sliding", "chunked"]
-MlpKind = Literal["dense", "moe"]
+Mixer = Literal["attention", "mamba", "linear", "none"]
+LayerWord = Literal["full", "sliding", "chunked", "mamba", "linear", "none"]
+MlpKind = Literal["dense", "moe", "none"]
+_MIXERS: dict[str, Mixer] = {"mamba": "mamba", "linear": "linear", "none": "none"}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -112,27 +115,57 @@ class Mamba(Spec):
         return self.heads or 2 * hidden // self.head_dim
 
 
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Linear(Spec):
+    """Linear attention: a state per head that a delta rule writes (gated delta nets, KDA)."""
+
+    rule: Literal["gated_delta", "kimi_delta"] = "gated_delta"
+    """A decay per head (Yang et al. 2024, arXiv:2412.06464; Qwen3-Next), or one per channel of
+    the keys, made by a projection of low rank (Kimi Linear)."""
+    key_heads: Size
+    """Heads of queries and keys."""
+    value_heads: Size
+    """Heads of values, each with a state; consecutive ones share a key head."""
+    key_dim: Size
+    """Width of one head's queries and keys."""
+    value_dim: Size
+    """Width of one head's values."""
+    conv: Size = 4
+    """Tokens that the short convolution of queries, keys and values spans."""
+    doubled: bool = False
+    """Writing strengths reach up to 2, so that eigenvalues may be negative (OLMo Hybrid)."""
+
+    def _check(self) -> None:
+        if self.value_heads % self.key_heads:
+            raise SpecError(
+                f"linear.value_heads {self.value_heads} is not divisible by key_heads "
+                f"{self.key_heads}",
+                f"use {_nearest_divisor(self.value_heads, self.key_heads)} key_heads",
+            )
+
+
 class LayerKind(NamedTuple):
     """What one layer is: kind of attention, its window (0: none), kind of feed-forward.
 
-    A hybrid's layers are one of the two alone, or a state-space mixer: ``mixer`` says what stands
-    where attention is, ``mlp`` may be none.
+    ``mixer`` says what stands where attention is: a state-space mixer, linear attention, or
+    nothing. ``mlp`` may be none too.
     """
 
     attention: AttentionKind
     window: int
-    mlp: Literal["dense", "moe", "none"]
+    mlp: MlpKind
     rotary: bool
     cross: bool = False
-    mixer: Literal["attention", "mamba", "none"] = "attention"
+    mixer: Mixer = "attention"
 
     @property
     def label(self) -> str:
-        """A short name, e.g. ``dense``, ``moe``, ``sliding+moe``, ``mamba``."""
-        if self.mixer == "mamba":
-            return "mamba"
+        """A short name, e.g. ``dense``, ``moe``, ``sliding+moe``, ``linear+moe``, ``mamba``."""
         if self.mixer == "none":
             return "feed-forward" if self.mlp == "dense" else "experts"
+        if self.mixer in ("mamba", "linear"):
+            more = {"dense": "+dense" if self.mixer == "mamba" else "", "moe": "+moe", "none": ""}
+            return self.mixer + more[self.mlp]
         if self.mlp == "none":
             return "attention" if self.attention == "full" else f"{self.attention} attention"
         parts: list[str] = [] if self.attention == "full" else [self.attention]
@@ -210,6 +243,9 @@ class Model(Spec):
     qk_norm: Literal["none", "head", "heads", "full", "unweighted"] = "none"
     """Normalisation of queries and keys: per head (Qwen 3), per head with weights of each head's
     own (Command R+), over the full width (OLMo 2), or per head without weights (Llama 4)."""
+    attention_gate: Literal["none", "packed", "own"] = "none"
+    """Attention's output is scaled by a sigmoid of the layer's input, whose projection is packed
+    with the queries' (Qwen3-Next) or of its own (AFMoE)."""
     v_norm: bool = False
     """Values are normalised too (Gemma 3n/4)."""
     attention_sinks: bool = False
@@ -224,20 +260,24 @@ class Model(Spec):
     """A token sees only those before it."""
     window: Count = 0
     """Sliding-window or chunk length for the layers that have one (0: none)."""
-    attention_pattern: tuple[AttentionKind, ...] = ()
-    """Kind of attention per layer; empty means all full (all sliding if window is set)."""
+    attention_pattern: tuple[LayerWord, ...] = ()
+    """What mixes tokens in each layer: a kind of attention, mamba, linear, or none; empty means
+    all full attention (all sliding if window is set)."""
     mlp_pattern: tuple[MlpKind, ...] = ()
-    """Kind of feed-forward per layer; empty means all dense, or all moe if ``moe`` is given."""
+    """Kind of feed-forward per layer, none included; empty means all dense, or all moe if ``moe``
+    is given."""
     no_rope_layers: tuple[int, ...] = ()
     """Indices of layers without rotary position (Llama 4, SmolLM 3)."""
     moe: Moe | None = None
     """Mixture of experts, if any layer has one."""
     mla: Mla | None = None
     """Multi-head latent attention, if used."""
-    mtp_layers: Count = 0
+    mtp_layers: MoreLayers = 0
     """Multi-token-prediction layers after the last one (DeepSeek-V3: 1)."""
     mamba: Mamba | None = None
     """State-space mixer, if any layer is one."""
+    linear: Linear | None = None
+    """Linear attention, if any layer is one."""
     pattern: str = ""
     """Layers of a hybrid, a letter each as in Megatron's --hybrid-layer-pattern: M state-space
     mixer, * attention, - feed-forward, E experts; empty: attention and feed-forward in each."""
@@ -259,7 +299,7 @@ class Model(Spec):
     """Classes of a classifier head."""
     patches: Count = 0
     """Input values of one patch of a vision transformer (channels · patch²); 0: text."""
-    encoder_layers: Count = 0
+    encoder_layers: MoreLayers = 0
     """Layers of the encoder of an encoder-decoder (0: none); ``layers`` is then the decoder's."""
 
     hidden_dropout: Rate = 0.0
@@ -278,6 +318,8 @@ class Model(Spec):
             self._set(mla=Mla(**self.mla))
         if isinstance(self.mamba, dict):
             self._set(mamba=Mamba(**self.mamba))
+        if isinstance(self.linear, dict):
+            self._set(linear=Linear(**self.linear))
         for name in ("attention_pattern", "mlp_pattern", "no_rope_layers"):
             self._set(**{name: tuple(getattr(self, name))})
         super().__post_init__()
@@ -310,10 +352,21 @@ class Model(Spec):
                     f"{name} has {length} entries for {self.layers} layers",
                     "give one entry per layer, or none",
                 )
+        if len(self.no_rope_layers) > self.layers:
+            raise SpecError(
+                f"no_rope_layers has {len(self.no_rope_layers)} entries for {self.layers} layers",
+                "name each layer once",
+            )
         if self.pattern or self.mtp_pattern:
             self._check_pattern()
         if "moe" in self.mlp_pattern and self.moe is None:
             raise SpecError("mlp_pattern names moe layers but moe is missing", "describe moe")
+        for name in ("mamba", "linear"):
+            if name in self.attention_pattern and getattr(self, name) is None:
+                raise SpecError(
+                    f"attention_pattern names {name} layers but {name} is missing",
+                    f"describe {name}",
+                )
         if self.position == "rotary" and self.rotary_dim > max(self.head_dim, 1) and not self.mla:
             raise SpecError(
                 f"rotary_dim {self.rotary_dim} is wider than head_dim {self.head_dim}",
@@ -321,6 +374,11 @@ class Model(Spec):
             )
 
     def _check_pattern(self) -> None:
+        if len(self.mtp_pattern) > MAX_LAYERS:
+            raise SpecError(
+                f"mtp_pattern has {len(self.mtp_pattern)} letters",
+                f"use at most {MAX_LAYERS}",
+            )
         letters = set(self.pattern + self.mtp_pattern)
         if letters - set("M*-E"):
             raise SpecError(
@@ -355,17 +413,24 @@ class Model(Spec):
         index -= self.encoder_layers
         if self.pattern:
             return self.part(self.pattern[index])
-        default: AttentionKind = "sliding" if self.window else "full"
-        attention = self.attention_pattern[index] if self.attention_pattern else default
+        word: LayerWord = "sliding" if self.window else "full"
+        if self.attention_pattern:
+            word = self.attention_pattern[index]
         mlp: MlpKind = "moe" if self.moe else "dense"
         if self.mlp_pattern:
             mlp = self.mlp_pattern[index]
+        mixer = _MIXERS.get(word, "attention")
+        attention: AttentionKind = "full"
+        if word == "sliding" or word == "chunked":
+            attention = word
+        rotary = mixer == "attention" and self.position == "rotary"
         return LayerKind(
             attention=attention,
             window=0 if attention == "full" else self.window,
             mlp=mlp,
-            rotary=self.position == "rotary" and index not in self.no_rope_layers,
+            rotary=rotary and index not in self.no_rope_layers,
             cross=self.encoder_layers > 0,
+            mixer=mixer,
         )
 
     def part(self, letter: str) -> LayerKind:

@@ -20,8 +20,6 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 
 REFUSED = {
     "AI21-Jamba-1.5-Mini": "Mamba",
-    "Qwen--Qwen3.5-122B-A10B": "36 linear_attention",
-    "Qwen--Qwen3.5-35B-A3B": "30 linear_attention",
     "XiaomiMiMo--MiMo-V2-Flash": "key/value heads",
     "deepseek-ai--DeepSeek-V4-Flash": "compress_ratios",
     "falcon-mamba-7b": "Mamba",
@@ -34,6 +32,18 @@ REFUSED = {
 
 # What makes each configuration odd (config_sources.json), read as it is meant.
 READ: dict[str, dict[str, Any]] = {
+    "Qwen--Qwen3.5-122B-A10B": {
+        "attention_pattern": (*["linear"] * 3, "full") * 12,
+        "attention_gate": "packed",
+        "rotary_dim": 64,
+        "mtp_layers": 1,
+        "norm": "gemma_rmsnorm",
+    },
+    "Qwen--Qwen3.5-35B-A3B": {
+        "attention_pattern": (*["linear"] * 3, "full") * 10,
+        "kv_heads": 2,
+        "head_dim": 256,
+    },
     "Qwen--Qwen3-235B-A22B": {"layers": 94, "kv_heads": 4, "head_dim": 128, "qk_norm": "head"},
     "bloom-176b": {"layers": 70, "heads": 112, "ffn": 57344, "position": "alibi"},
     "dbrx": {"kv_heads": 8, "ffn": 10752, "clip_qkv": True, "norm": "layernorm"},
@@ -111,6 +121,8 @@ READ: dict[str, dict[str, Any]] = {
 }
 
 MOE: dict[str, dict[str, Any]] = {
+    "Qwen--Qwen3.5-122B-A10B": {"experts": 256, "topk": 8, "shared_gate": True},
+    "Qwen--Qwen3.5-35B-A3B": {"ffn": 512, "shared_ffn": 512},
     "Qwen--Qwen3-235B-A22B": {"experts": 128, "topk": 8, "ffn": 1536, "router": "softmax"},
     "dbrx": {"experts": 16, "topk": 4, "ffn": 10752},
     "deepseek-ai--DeepSeek-V3": {
@@ -131,6 +143,8 @@ MOE: dict[str, dict[str, Any]] = {
 }
 
 WARNS = {
+    "Qwen--Qwen3.5-122B-A10B": ("text_config",),
+    "Qwen--Qwen3.5-35B-A3B": ("text_config",),
     "deepseek-ai--DeepSeek-V3": ("fp8", "auto_map"),
     "openai--gpt-oss-20b": ("mxfp4",),
     "openai--gpt-oss-120b": ("mxfp4",),

@@ -120,6 +120,9 @@ def _lora(staged: StagedRun) -> Body:
         lora_dropout=False,
         lora_dtype="auto",
         base_bits=16,
+        dora=False,
+        train=(),
+        freeze=0,
     )
     tuned = run if run.training.lora_rank else _with(run, lora_rank=_RANK)
     lines.append(
@@ -129,9 +132,7 @@ def _lora(staged: StagedRun) -> Body:
     untuned = StagedRun(plain)
     layer = untuned.main.graph
     for op in layer.ops:
-        if op.kind != "linear" or not any(
-            adapts(untuned.graph, op, weight, tuned.training) for weight in op.weights
-        ):
+        if op.kind != "linear" or not adapts(untuned.graph, op, tuned.training):
             continue
         shape = [int(dim.value(graph.sizes)) for dim in op.weights[0].shape]
         if len(shape) == 2:
@@ -141,8 +142,7 @@ def _lora(staged: StagedRun) -> Body:
             )
     before, count = _held(plain)
     after, _ = _held(tuned)
-    group = StageMemory.of(tuned).parameters(0)
-    trained = group.dense.trained + group.expert.trained
+    trained = StageMemory.of(tuned).parameters(0).trained
     lines += [
         f"this GPU trains {trained:,} numbers, {trained / count:.2%} of {count:,}",
         f"states {gb(before.total)} -> {gb(after.total)}: weights {gb(after.weights)}, "

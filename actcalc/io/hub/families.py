@@ -82,6 +82,22 @@ QWEN3 = replace(
     },
 )  # fmt: skip
 _QWEN_EXPERTS = Experts(layers="qwen", optional=True, normalize=("norm_topk_prob", False))
+QWEN3_NEXT = replace(
+    _ATTENTION_BIAS,
+    code=_code("qwen3_next"),
+    facts={
+        **_PLAIN.facts, "norm": "gemma_rmsnorm", "qk_norm": "head", "attention_gate": "packed",
+    },
+    windows="linear",
+    mixers=("linear_attention",),
+    rotary=0.25,
+    experts=replace(
+        _QWEN_EXPERTS, shared_width=("shared_expert_intermediate_size",),
+        facts={"shared_gate": True}, normalize=("norm_topk_prob", True),
+    ),
+    defaults={"head_dim": 256, "kv_heads": 2, "vocab": 151936},
+    adjust=("gated_delta",),
+)  # fmt: skip
 GEMMA = replace(
     _ATTENTION_BIAS,
     code=_code("gemma"),
@@ -491,6 +507,20 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": replace(
         QWEN3, code=_code("qwen3_moe"), windows="qwen_all", experts=_QWEN_EXPERTS, defaults={},
     ),
+    "qwen3_next": QWEN3_NEXT,
+    "qwen3_5_text": replace(
+        QWEN3_NEXT, code=_code("qwen3_5"), experts=None,
+        defaults={"head_dim": 256, "kv_heads": 4, "vocab": 248320},
+        adjust=("gated_delta", "qwen3_5_predicts"),
+    ),
+    "qwen3_5_moe_text": replace(
+        QWEN3_NEXT, code=_code("qwen3_5_moe"),
+        experts=replace(
+            QWEN3_NEXT.experts or Experts(), layers="all", optional=False, normalize=("", True)
+        ),
+        defaults={"head_dim": 256, "kv_heads": 2, "vocab": 248320},
+        adjust=("gated_delta", "qwen3_5_predicts"),
+    ),
     "mimo": replace(
         QWEN2, code="XiaomiMiMo/MiMo-7B modeling_mimo.py", adjust=("prediction_layers",),
     ),
@@ -669,6 +699,10 @@ FAMILIES: dict[str, Family] = {
     ),
     "olmo2": OLMO2,
     "olmo3": replace(OLMO2, code=_code("olmo3"), windows="every_4", window_default=4096),
+    "olmo_hybrid": replace(
+        OLMO2, code=_code("olmo_hybrid"), windows="linear_and_last", mixers=("linear_attention",),
+        adjust=("gated_delta_olmo",),
+    ),
     "olmoe": replace(
         _ATTENTION_BIAS, code=_code("olmoe"), facts={**_PLAIN.facts, "qk_norm": "full"},
         experts=Experts(width=("intermediate_size",), normalize=("norm_topk_prob", False)),
@@ -696,6 +730,20 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": DEEPSEEK_V3,
     "kimi_k2": replace(
         DEEPSEEK_V3, code="moonshotai/Kimi-K2-Base modeling_deepseek.py (the DeepSeek-V3 code)",
+    ),
+    "kimi_linear": replace(
+        DEEPSEEK_V3,
+        code=_code("kimi_linear"),
+        facts={**_PLAIN.facts, "position": "none"},
+        windows="kimi",
+        mixers=("linear_attention",),
+        experts=replace(
+            DEEPSEEK_V3.experts or Experts(),
+            layers="listed_first_dense",
+            shared_count=("n_shared_experts", "num_shared_experts"),
+            normalize=("moe_renormalize", True),
+        ),
+        adjust=("kimi_delta", "kimi_groups"),
     ),
     "dots1": replace(
         _ATTENTION_BIAS, code=_code("dots1"), facts={**_PLAIN.facts, "qk_norm": "head"},
@@ -878,6 +926,8 @@ ALIASES: dict[str, str] = {
     "glm4v_moe_text": "glm4_moe",
     "emu3_text_model": "llama",
     "iquestcoder": "llama",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
     "phi3_v": "phi3",

@@ -18,7 +18,9 @@ _KINDS = {
     "attention": "full",
     "sliding_attention": "sliding",
     "chunked_attention": "chunked",
+    "linear_attention": "linear",
 }
+WINDOWED = ("sliding", "chunked")
 
 
 def window_of(family: Family, values: Values) -> int:
@@ -129,6 +131,33 @@ def _gpt_neo(values: Values, layers: int) -> Kinds:
     return tuple("sliding" if kind == "local" else "full" for kind in listed)
 
 
+def _linear(values: Values, layers: int) -> Kinds:
+    """Linear attention, full in every fourth (``full_attention_interval``-th) layer."""
+    interval = values.size(("full_attention_interval",)) or 4
+    return tuple("linear" if (i + 1) % interval else "full" for i in range(layers))
+
+
+def _linear_and_last(values: Values, layers: int) -> Kinds:
+    """Linear attention, full in every fourth layer and at least in the last (OLMo Hybrid)."""
+    kinds = _linear(Values({}), layers)
+    return kinds if "full" in kinds else (*kinds[:-1], "full")
+
+
+def _kimi(values: Values, layers: int) -> Kinds:
+    """``linear_attn_config`` numbers both kinds of layer from 1; else every fourth is full."""
+    section = values.section("linear_attn_config")
+    full, delta = section.indices("full_attn_layers"), section.indices("kda_layers")
+    if not section.has("full_attn_layers") or not section.has("kda_layers"):
+        return tuple("full" if i and i % 4 == 0 else "linear" for i in range(layers))
+    if full & delta or full | delta != frozenset(range(1, layers + 1)):
+        raise section.wrong(
+            "kda_layers",
+            f"with full_attn_layers not each of {layers} layers once",
+            "number every layer from 1, in one of the two",
+        )
+    return tuple("full" if i + 1 in full else "linear" for i in range(layers))
+
+
 WINDOW_RULES: dict[str, Callable[[Values, int], Kinds]] = {
     "none": _none,
     "uniform": _uniform,
@@ -144,22 +173,27 @@ WINDOW_RULES: dict[str, Callable[[Values, int], Kinds]] = {
     "qwen_all": _qwen_all,
     "gpt_neo": _gpt_neo,
     "llama4": _llama4,
+    "linear": _linear,
+    "linear_and_last": _linear_and_last,
+    "kimi": _kimi,
 }
 """Rule name -> kinds of attention, empty for all full. ``layer_types`` overrides any rule."""
 
 
 def attention_kinds(family: Family, values: Values, layers: int, window: int) -> Kinds:
-    """Kind of attention per layer; empty when every layer attends to all tokens."""
+    """What mixes tokens in each layer; empty when every layer attends to all tokens."""
     listed = values.items("layer_types", layers) if values.has("layer_types") else None
     if listed is not None:
         if any(not isinstance(kind, str) or kind not in _KINDS for kind in listed):
             raise values.wrong("layer_types", "not layer kinds", "name each layer's attention")
         kinds = tuple(_KINDS[kind] for kind in listed)
-    elif not window:
+    elif not window and not family.mixers:
         return ()
     else:
         kinds = WINDOW_RULES[family.windows](values, layers)
-    return kinds if window and any(kind != "full" for kind in kinds) else ()
+    if not window:
+        kinds = tuple("full" if kind in WINDOWED else kind for kind in kinds)
+    return kinds if any(kind != "full" for kind in kinds) else ()
 
 
 def _unrotated_every_4(values: Values, layers: int, kinds: Kinds) -> tuple[int, ...]:

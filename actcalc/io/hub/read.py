@@ -9,10 +9,17 @@ from actcalc.errors import SpecError
 from actcalc.io.hub.adjust import ADJUST
 from actcalc.io.hub.families import ALIASES, FAMILIES, LLAMA, NESTS
 from actcalc.io.hub.family import ACTIVATIONS, SIZES, Family, Keys
-from actcalc.io.hub.patterns import ROPE_RULES, attention_kinds, mlp_kinds, window_of
+from actcalc.io.hub.patterns import (
+    ROPE_RULES,
+    WINDOWED,
+    attention_kinds,
+    mlp_kinds,
+    window_of,
+)
 from actcalc.io.hub.reading import Reading
-from actcalc.io.hub.refused import REFUSED
-from actcalc.io.hub.values import MAX_LAYERS, Values, shown
+from actcalc.io.hub.refused import MEASURE_HINT, REFUSED
+from actcalc.io.hub.values import Values, shown
+from actcalc.specs.base import MAX_LAYERS
 
 DEFAULT_SEQ = 4096
 """Longest sequence assumed where a configuration allows more."""
@@ -79,13 +86,12 @@ def _family(model_type: str, values: Values) -> tuple[Family, list[str]]:
     if missing:
         raise SpecError(
             f"{what}, and the standard Llama keys are not all there: missing {', '.join(missing)}",
-            "give a configuration of a known type, or describe the model as YAML",
+            MEASURE_HINT,
         )
     odd = [key for key in _NOT_LLAMA if values.has(key) and values.data[key] is not False]
     if odd:
         raise SpecError(
-            f"{what}, and {', '.join(odd[:3])} say it is not built like Llama",
-            "describe the model as YAML",
+            f"{what}, and {', '.join(odd[:3])} say it is not built like Llama", MEASURE_HINT
         )
     note = f"{what}: read as a Llama (pre-norm RMSNorm, rotary, SwiGLU), from its Llama keys"
     return LLAMA, [note]
@@ -139,8 +145,9 @@ def _facts(reading: Reading) -> None:
     window = 0 if family.windows == "none" else window_of(family, values)
     kinds = attention_kinds(family, values, reading.layers, window)
     if kinds:
-        fields["window"] = window
-        if len(set(kinds)) > 1 or kinds[0] == "chunked":
+        if any(kind in WINDOWED for kind in kinds):
+            fields["window"] = window
+        if len(set(kinds)) > 1 or kinds[0] != "sliding":
             fields["attention_pattern"] = kinds
     if family.no_rope:
         fields["no_rope_layers"] = ROPE_RULES[family.no_rope](values, reading.layers, kinds)

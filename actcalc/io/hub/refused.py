@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from actcalc.errors import SpecError
+from actcalc.io.hub.families import ALIASES, FAMILIES
 from actcalc.io.hub.values import Values, shown
 
 _MAMBA = "its layers are state-space (Mamba) layers, not attention"
@@ -27,8 +28,7 @@ REFUSED: dict[str, str] = {
     ),
     **dict.fromkeys(
         (
-            "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "minimax",
-            "minimax_text_01", "MiniMaxText01", "kimi_linear", "olmo_hybrid",
+            "minimax", "minimax_text_01", "MiniMaxText01",
         ),
         _LINEAR,
     ),
@@ -106,6 +106,18 @@ REFUSED: dict[str, str] = {
     ),
 }  # fmt: skip
 
+NOT_IN_TRANSFORMERS = frozenset(
+    ("mamba-2", "hymba", "plamo2", "minimax_text_01", "MiniMaxText01", "rwkv5", "rwkv6", "retnet",
+     "nemotron-nas", "deci", "mimo_v2", "openelm", "arctic", "grok-1")
+)  # fmt: skip
+"""Refused types whose code is published with their checkpoints alone."""
+
+MEASURE_HINT = (
+    "measure one of its layers: actcalc measure CONFIG --save layer.json (needs actcalc[torch] "
+    "and a transformers that knows the type), then actcalc compare and plan layer.json"
+)
+"""What to do with a configuration that no graph here describes."""
+
 # Keys that only layers other than attention have; they mark a type the table does not know.
 _MARKS: dict[str, str] = {
     "ssm_state_size": "state-space (Mamba) layers",
@@ -129,8 +141,10 @@ ATTENTION_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", 
 
 def refuse(model_type: str, values: Values) -> None:
     """Raise ``SpecError`` naming the layer type when no graph describes this configuration."""
+    family = FAMILIES.get(ALIASES.get(model_type, model_type))
+    mixers = family.mixers if family else ()
     reason = REFUSED.get(model_type)
-    if reason is None:
+    if reason is None and not mixers:
         reason = next(
             (
                 f"{values.label(key)} says it has {what}"
@@ -139,7 +153,7 @@ def refuse(model_type: str, values: Values) -> None:
             ),
             None,
         )
-    odd = other_layers(values)
+    odd = other_layers(values, mixers)
     if odd:
         counted = ", ".join(f"{count} {name}" for name, count in odd.items())
         reason = (
@@ -149,18 +163,27 @@ def refuse(model_type: str, values: Values) -> None:
         )
     if reason:
         raise SpecError(
-            f"model_type {shown(model_type)} cannot be described: {reason}",
-            "nothing is estimated for it; a model of attention layers can be given as YAML",
+            f"model_type {shown(model_type)} cannot be described: {reason}", _nearest(model_type)
         )
 
 
-def other_layers(values: Values) -> dict[str, int]:
-    """Layer types listed that are not attention, with their number."""
+def _nearest(model_type: str) -> str:
+    """What works in place of a description."""
+    if model_type in NOT_IN_TRANSFORMERS:
+        return (
+            "measure one layer of its code: actcalc measure --module FILE.py:FUNCTION --save "
+            "layer.json, then actcalc compare and plan layer.json"
+        )
+    return MEASURE_HINT
+
+
+def other_layers(values: Values, mixers: tuple[str, ...] = ()) -> dict[str, int]:
+    """Layer types listed that are neither attention nor among ``mixers``, with their number."""
     listed = values.data.get("layer_types") or values.data.get("layers_block_type")
     counts: dict[str, int] = {}
     if isinstance(listed, list):
         for name in listed:
-            if isinstance(name, str) and name not in ATTENTION_LAYERS:
+            if isinstance(name, str) and name not in (*ATTENTION_LAYERS, *mixers):
                 label = shown(name).strip("'")
                 counts[label] = counts.get(label, 0) + 1
     return dict(sorted(counts.items())[:4])

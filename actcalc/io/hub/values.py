@@ -9,7 +9,6 @@ from typing import Any
 from actcalc.errors import SpecError
 
 MAX_SIZE = 2**32
-MAX_LAYERS = 100_000
 _SHOWN = 60
 
 

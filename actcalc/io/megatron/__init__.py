@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, shorten, suggestion
 from actcalc.io.megatron.batch import fed, global_batch
 from actcalc.io.megatron.layers import depth, frequency, hybrid
 from actcalc.io.megatron.notes import graphs, refuse, unread
@@ -42,6 +42,13 @@ _POSITIONS = {
     "rope": "rotary", "yarn": "rotary", "mrope": "rotary", "none": "none", "relative": "relative",
     "alibi": "alibi",
 }  # fmt: skip
+_LEARNED = "learned_absolute"
+_NORMS = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm", "layernorm1p": "layernorm",
+          "low_precision_layernorm": "layernorm", "layer_norm": "layernorm",
+          "rms_norm": "rmsnorm"}  # fmt: skip
+_SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+"""ZeRO stages of Megatron-FSDP's --data-parallel-sharding-strategy."""
+_BALANCING = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none", "sinkhorn")
 
 
 @dataclass(frozen=True)
@@ -122,13 +129,13 @@ def _model(o: Options, warnings: list[str], needs: dict[str, SpecError]) -> dict
     hidden, heads = o.number("hidden-size", 0), o.number("num-attention-heads", 0, least=1)
     mixed = hybrid(o)
     layers, encoder = (len(mixed["pattern"]), 0) if mixed else depth(o)
-    gated = o.flag("swiglu")
+    gated = any(o.flag(name) for name in ("swiglu", "quick-geglu", "gated-linear-unit"))
     ffn = o.number("ffn-hidden-size", 0)
     if not ffn:
         # arguments.py: 4h, with a gate two thirds of it, down to a multiple of 64.
         ffn = int((4 * hidden * 2 / 3) / 64) * 64 if gated else 4 * hidden
     bias = not o.flag("disable-bias-linear")
-    position = o.text("position-embedding-type", "learned_absolute")
+    position = o.text("position-embedding-type", _LEARNED, (_LEARNED, *_POSITIONS))
     if o.flag("use-rotary-position-embeddings"):
         position = "rope"
     pieces = word_pieces(o) and not encoder
@@ -145,7 +152,7 @@ def _model(o: Options, warnings: list[str], needs: dict[str, SpecError]) -> dict
         "ffn": ffn,
         **vocabulary(o, words, warnings, needs),
         "position": _POSITIONS.get(position, "learned"),
-        "norm": "rmsnorm" if o.text("normalization").lower() == "rmsnorm" else "layernorm",
+        "norm": _NORMS[o.text("normalization", "LayerNorm", tuple(_NORMS))],
         "activation": _activation(o, gated),
         "gated": gated,
         "qkv_bias": bias or o.flag("add-qkv-bias"),
@@ -200,6 +207,9 @@ def _activation(o: Options, gated: bool) -> str:
         return "relu2"
     if o.flag("quick-geglu"):
         return "quick_gelu"
+    if gated and not o.flag("swiglu"):
+        # transformer_config.py: a gate alone keeps the default function, or the one named.
+        return "silu" if "silu" in o.text("activation-func") else "gelu"
     return "silu" if gated else "gelu"
 
 
@@ -207,7 +217,7 @@ def _moe(o: Options, layers: int, ffn: int) -> dict[str, Any]:
     experts = o.number("num-experts", 0)
     if not experts:
         return {}
-    sigmoid = o.text("moe-router-score-function", "softmax") == "sigmoid"
+    sigmoid = o.text("moe-router-score-function", "softmax", ("softmax", "sigmoid")) == "sigmoid"
     before = not sigmoid and o.flag("moe-router-pre-softmax")
     moe: dict[str, Any] = {
         "experts": experts,
@@ -306,8 +316,7 @@ def _zero(o: Options) -> int:
     if o.flag("use-torch-fsdp2"):
         return 2 if o.flag("torch-fsdp2-no-reshard-after-forward") else 3
     if o.flag("use-megatron-fsdp"):
-        strategy = o.text("data-parallel-sharding-strategy", "no_shard")
-        return {"optim_grads_params": 3, "optim_grads": 2, "optim": 1}.get(strategy, 0)
+        return _SHARDING[o.text("data-parallel-sharding-strategy", "no_shard", tuple(_SHARDING))]
     return 1 if o.flag("use-distributed-optimizer") or o.text("optimizer") == "dist_muon" else 0
 
 
@@ -345,10 +354,10 @@ def _workload(o: Options, layout: dict[str, Any], *, engine: bool) -> dict[str, 
         kernels["moe_token_dispatcher_type"] = dispatcher(o)
         kernels["moe_shared_expert_overlap"] = o.flag("moe-shared-expert-overlap")
         kernels["overlap_moe_expert_parallel_comm"] = o.flag("overlap-moe-expert-parallel-comm")
-        if o.text("moe-router-dtype") == "fp32":
+        if o.text("moe-router-dtype", "", ("fp32", "fp64")) == "fp32":
             kernels["moe_router_dtype"] = "fp32"
-        balancing = o.text("moe-router-load-balancing-type", "aux_loss")
-        if balancing in ("aux_loss", "seq_aux_loss", "global_aux_loss", "none"):
+        balancing = _balancing(o)
+        if balancing != "sinkhorn":
             if not any(_coefficients(o)):
                 balancing = "none"
             kernels["moe_router_load_balancing_type"] = balancing
@@ -356,7 +365,7 @@ def _workload(o: Options, layout: dict[str, Any], *, engine: bool) -> dict[str, 
         "seq": o.number("encoder-seq-length", 0) or o.number("seq-length", 2048),
         "micro_batch": o.number("micro-batch-size", 1, least=1),
         "precision": precision,
-        "fp8": o.text("fp8-format") not in ("", "False"),
+        "fp8": o.text("fp8-format", "", ("e4m3", "hybrid")) != "",
         "attention": "flash" if flash else "eager",
         "kernels": kernels,
     }
@@ -365,6 +374,17 @@ def _workload(o: Options, layout: dict[str, Any], *, engine: bool) -> dict[str, 
     if o.has("global-batch-size"):
         work["global_batch"] = global_batch(o, work["micro_batch"], layout.get("dp", 1))
     return work
+
+
+def _balancing(o: Options) -> str:
+    """How tokens are balanced over experts; of several losses the first decides what is kept."""
+    for word in o.words("moe-router-load-balancing-type"):
+        if word not in _BALANCING:
+            raise SpecError(
+                f"moe-router-load-balancing-type is {shorten(word)}",
+                suggestion(word, _BALANCING) or "use one of " + ", ".join(_BALANCING),
+            )
+    return (*o.words("moe-router-load-balancing-type"), "aux_loss")[0]
 
 
 def _unfused_activation(o: Options) -> bool:
@@ -390,7 +410,9 @@ _ENGINE, _LOCAL = "megatron", "megatron-local"
 
 def _framework(o: Options) -> str:
     """Megatron's own layers, or Transformer Engine's (pretrain_bert.py reads the former's spec)."""
-    local = o.text("transformer-impl") == "local" or o.words("spec") == ("local",)
+    known = ("transformer_engine", "local", "inference_optimized")
+    asked = o.text("transformer-impl", known[0], known)
+    local = asked == "local" or o.words("spec") == ("local",)
     return _LOCAL if local else _ENGINE
 
 
@@ -419,8 +441,8 @@ def _training(o: Options) -> dict[str, Any]:
         older = optimizer == "dist_muon" or o.flag("no-use-layer-wise-param-layout")
         training["whole_weights"] = "dealt" if older else "packed"
     training["instances"] = max(1, o.number("num-distributed-optimizer-instances", 1))
-    outer = o.text("outer-dp-sharding-strategy", "no_shard")
-    o.text("expert-outer-dp-sharding-strategy")
+    outer = o.text("outer-dp-sharding-strategy", "no_shard", tuple(_SHARDING))
+    o.text("expert-outer-dp-sharding-strategy", "no_shard", tuple(_SHARDING))
     training["instances_share_states"] = outer == "optim" and o.flag("use-megatron-fsdp")
     if o.flag("use-precision-aware-optimizer"):
         sizes = [_itemsize(o, "exp-avg-dtype"), _itemsize(o, "exp-avg-sq-dtype")]

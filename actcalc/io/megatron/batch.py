@@ -27,13 +27,18 @@ def fed(o: Options, given: int, warnings: list[str]) -> int:
     return possible
 
 
+_MOST_TRIED = 1024
+"""Micro-batches up to which a smaller one is looked for."""
+
+
 def global_batch(o: Options, micro_batch: int, replicas: int) -> int:
     """Sequences of one step; ``num_microbatches_calculator.py`` refuses what does not divide."""
     batch, step = o.number("global-batch-size", 1), micro_batch * replicas
     if batch % step == 0:
         return batch
     near = [size for size in (batch // step * step, -(-batch // step) * step) if size]
-    fit = [str(b) for b in range(1, micro_batch) if batch % (b * replicas) == 0]
+    smaller = range(1, min(micro_batch, _MOST_TRIED))
+    fit = [str(size) for size in smaller if batch % (size * replicas) == 0]
     hint = "use global-batch-size " + " or ".join(map(str, near))
     raise SpecError(
         f"global-batch-size {batch} is not divisible by micro-batch-size {micro_batch} x {replicas}"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, shorten
 from actcalc.io.megatron.options import Options
+from actcalc.specs.base import MAX_LAYERS
 
-_MOST_LAYERS = 100_000
+_LONGEST = 2 * MAX_LAYERS + 100
+"""Characters of a list of layers."""
 
 
 def depth(o: Options) -> tuple[int, int]:
@@ -40,14 +42,14 @@ def pattern(o: Options) -> str:
             o.real("hybrid-mlp-ratio", 0.0),
         )
     inside = o.text("mtp-hybrid-override-pattern")
-    if written and inside and "/" not in written:
+    if written and inside and "/" not in written and len(inside) <= _LONGEST:
         written += f"/{inside}" * o.number("mtp-num-layers", 1)
     return written
 
 
 def _spread(layers: int, attention: float, mlp: float) -> str:
     """``layers`` state-space layers, a share of them replaced by others at even distances."""
-    if layers > _MOST_LAYERS or not 0 <= attention + mlp <= 1 or min(attention, mlp) < 0:
+    if not 0 <= attention + mlp <= 1 or min(attention, mlp) < 0:
         raise SpecError(
             f"hybrid-attention-ratio {attention} and hybrid-mlp-ratio {mlp} of {layers} layers "
             "are no shares",
@@ -71,11 +73,15 @@ def hybrid(o: Options) -> dict[str, Any]:
     written = pattern(o)
     if not written:
         return {}
+    if len(written) > 2 * _LONGEST:
+        raise SpecError(
+            f"hybrid-layer-pattern has {len(written)} letters", f"use at most {MAX_LAYERS} layers"
+        )
     main, *inside = written.split("/")
     inside = [part for part in inside if part]
     if len(set(inside)) > 1:
         raise SpecError(
-            f"hybrid-layer-pattern {written!r} has different prediction layers",
+            f"hybrid-layer-pattern {shorten(written)} has different prediction layers",
             "write the same pattern after each slash",
         )
     plain = main.replace("|", "")
@@ -105,14 +111,16 @@ def frequency(text: str, layers: int) -> list[int]:
         every = max(1, int(word))
         return [1 if index % every == 0 else 0 for index in range(layers)]
     result: list[int] = []
-    for part in word.strip("()").split("+"):
+    for part in word[:_LONGEST].strip("()").split("+"):
         found = re.fullmatch(r"\(?\[([01](?:,[01])*)\]\)?(?:\*(\d{1,4}))?", part)
         if not found:
             raise SpecError(
-                f"moe-layer-freq {text!r} is neither a number nor a list",
+                f"moe-layer-freq {shorten(text)} is neither a number nor a list",
                 "write 1, or ([0]*3+[1]*11)",
             )
         result += [int(bit) for bit in found[1].split(",")] * int(found[2] or 1)
+        if len(result) > layers:
+            break
     if len(result) != layers:
         raise SpecError(
             f"moe-layer-freq lists {len(result)} layers, num-layers is {layers}",

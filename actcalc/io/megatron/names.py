@@ -65,7 +65,6 @@ LEFT_OUT: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("fp4-format", "runs products in 4 bits: what it keeps is less", ()),
     ("main-grads-dtype", "accumulates gradients in another type", ("fp32", "torch.float32")),
     ("fp32-residual-connection", "keeps the stream between layers in fp32: more memory", ()),
-    ("attention-output-gate", "adds a gate to attention's output: more memory and FLOPs", ()),
     ("window-size", "limits what attention sees: fewer FLOPs", ()),
 )
 """Options that change memory or FLOPs and are not modelled: name, what they do, idle values."""
@@ -73,6 +72,15 @@ LEFT_OUT: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
 REFUSED = (
     ("experimental-attention-variant", "attention other than that of GPT or DeepSeek-V3"),
     ("linear-attention-freq", "linear attention"),
+    ("linear-attention-type", "linear attention"),
+    ("linear-conv-kernel-dim", "linear attention"),
+    ("linear-key-head-dim", "linear attention"),
+    ("linear-value-head-dim", "linear attention"),
+    ("linear-num-key-heads", "linear attention"),
+    ("linear-num-value-heads", "linear attention"),
+    ("attention-output-gate", "a gate of attention's output"),
+    ("use-gated-attention", "a gate of attention's output"),
+    ("dsa-indexer-topk", "attention that picks keys by a learned indexer"),
     ("heterogeneous-layers-config-path", "layers that differ by a file"),
     ("enable-hyper-connections", "several residual streams"),
     ("enable-mhc-connections", "several residual streams"),
@@ -88,6 +96,13 @@ REFUSED = (
     ("num-tokens-to-generate", "inference, not training"),
 )
 """Options that name what the megatron profile does not describe."""
+
+KNOWN_SPECIFICATIONS = (
+    "local", "mamba_stack", "hybrid_stack", "gpt_layer_specs", "bert_layer_specs", "t5_spec",
+    "glm4 get_glm_spec",
+)  # fmt: skip
+"""What a ``--spec`` is known by: Megatron-LM's own, and slime's norms before and after each part
+(slime_plugins/models/glm4.py)."""
 
 NEGATED: Mapping[str, str] = {
     "add-bias-linear": "disable-bias-linear",

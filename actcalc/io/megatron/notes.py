@@ -5,7 +5,13 @@ from __future__ import annotations
 import re
 
 from actcalc.errors import SpecError
-from actcalc.io.megatron.names import IDLE, LEFT_OUT, OF_A_SWITCH, REFUSED
+from actcalc.io.megatron.names import (
+    IDLE,
+    KNOWN_SPECIFICATIONS,
+    LEFT_OUT,
+    OF_A_SWITCH,
+    REFUSED,
+)
 from actcalc.io.megatron.options import Options
 
 _MOST_TOLD = 24
@@ -19,6 +25,36 @@ def refuse(o: Options, name: str) -> None:
                 f"{name}: {option} describes {what}, which the megatron profile does not model",
                 f"drop {option} for the figures of the plain decoder or encoder",
             )
+    _refuse_specification(o, name)
+    _refuse_half_sandwich(o, name)
+
+
+def _refuse_specification(o: Options, name: str) -> None:
+    """Raise ``SpecError`` for a ``--spec`` whose layers are not known here.
+
+    It names a module and a function that builds layers of any kind, whatever the other options
+    say; those of Megatron-LM itself and of sandwich norms are known.
+    """
+    words = o.words("spec")
+    if not words or any(part in " ".join(words) for part in KNOWN_SPECIFICATIONS):
+        return
+    raise SpecError(
+        f"{name}: spec {' '.join(words)} names layers of its own, which other options do not tell",
+        "give the model's config.json with --framework transformers; without spec the figures are "
+        "those of the plain decoder",
+    )
+
+
+def _refuse_half_sandwich(o: Options, name: str) -> None:
+    """Raise ``SpecError`` for a norm after one of attention and feed-forward alone."""
+    both = ("post-self-attn-layernorm", "post-mlp-layernorm")
+    given = [option for option in both if o.flag(option)]
+    if len(given) == 1:
+        missing = next(option for option in both if option not in given)
+        raise SpecError(
+            f"{name}: {given[0]} without {missing} is a layer that is not modelled",
+            f"give {missing} too, or neither",
+        )
 
 
 def graphs(o: Options, warnings: list[str]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, shorten, suggestion
 from actcalc.io.megatron.names import NEGATED, RENAMED
 from actcalc.io.megatron.older import renewed
+from actcalc.specs.base import MAX_LAYERS, MAX_SLICES
 
 
 class Options:
@@ -26,14 +28,33 @@ class Options:
         return self._value(name) is not None
 
     def flag(self, name: str) -> bool:
-        """Whether a switch is on."""
+        """Whether a switch is on; ``SpecError`` for a value that says neither."""
         value = self._value(name)
-        return value is True or str(value).lower() in ("true", "1", "yes", "")
+        if isinstance(value, bool) or value is None:
+            return value is True
+        word = str(value).strip().lower()
+        if word not in _ON and word not in _OFF:
+            raise SpecError(f"{name} is {shorten(value)}, neither on nor off", "use true or false")
+        return word in _ON
 
-    def text(self, name: str, default: str = "") -> str:
-        """The option as text."""
+    def text(self, name: str, default: str = "", choices: Sequence[str] = ()) -> str:
+        """The option as text; as one of ``choices``, in whatever case, where they are given.
+
+        Raises ``SpecError`` for a word that is none of them.
+        """
         value = self._value(name)
-        return default if value is None else str(value)
+        if value is None or (choices and value is False):
+            return default
+        word = str(value)
+        if not choices:
+            return word
+        known = {each.lower(): each for each in choices}
+        if word.strip().lower() not in known:
+            raise SpecError(
+                f"{name} is {shorten(value)}, which is no choice of Megatron's",
+                suggestion(word, choices) or "use one of " + ", ".join(choices),
+            )
+        return known[word.strip().lower()]
 
     def number(self, name: str, default: int, least: int = 0) -> int:
         """The option as a whole number of at least ``least``; ``SpecError`` for anything else."""
@@ -41,20 +62,27 @@ class Options:
         if value is None:
             return default
         try:
-            number = int(str(value), 10)
+            number = int(str(value)[:40], 10)
         except ValueError:
-            raise SpecError(f"{name} is {value!r}, not a whole number", "give a number") from None
-        if number < least:
-            raise SpecError(f"{name} is {number}", f"give a number of at least {least}")
+            raise SpecError(
+                f"{name} is {shorten(value)}, not a whole number", "give a number"
+            ) from None
+        most = _MOST.get(name, 2**40)
+        if number < least or number > most:
+            bound = f"at least {least}" if number < least else f"at most {most}"
+            raise SpecError(f"{name} is {number}", f"give a number of {bound}")
         return number
 
     def real(self, name: str, default: float) -> float:
-        """The option as a number."""
+        """The option as a finite number."""
         value = self._value(name)
         try:
-            return default if value is None else float(value)
+            number = default if value is None else float(value)
         except (TypeError, ValueError):
-            raise SpecError(f"{name} is {value!r}, not a number", "give a number") from None
+            number = math.nan
+        if not abs(number) <= 1e12:
+            raise SpecError(f"{name} is {shorten(value)}, not a number", "give a number")
+        return number
 
     def words(self, name: str) -> tuple[str, ...]:
         """A list, written as a list or as words in brackets."""
@@ -64,6 +92,19 @@ class Options:
         if isinstance(value, list | tuple):
             return tuple(str(word) for word in value)
         return tuple(str(value).strip("[]").replace(",", " ").split())
+
+
+_ON = ("true", "1", "yes", "on", "")
+_OFF = ("false", "0", "no", "off", "none", "null")
+_MOST = {
+    **dict.fromkeys(
+        ("num-layers", "encoder-num-layers", "decoder-num-layers", "mtp-num-layers"), MAX_LAYERS
+    ),
+    **dict.fromkeys(
+        ("pipeline-model-parallel-size", "num-virtual-stages-per-pipeline-rank"), MAX_SLICES
+    ),
+}
+"""The largest values of options by which lists are made."""
 
 
 def plain(key: object) -> str:

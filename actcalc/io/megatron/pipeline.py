@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, shorten
 from actcalc.io.megatron.layers import pattern
 from actcalc.io.megatron.options import Options
+from actcalc.specs.base import MAX_LAYERS
 
 
 def stages(o: Options, layers: int, pp: int) -> dict[str, Any]:
@@ -72,11 +73,19 @@ def _described(text: str, pp: int, layers: int) -> dict[str, Any]:
     (``pipeline_parallel_layer_layout.py``).
     """
     # A shell's escapes of bars and brackets stay where the arguments come from a file.
-    plain = re.sub(r"[\s,\\'\"]", "", text)
-    plain = re.sub(r"\(([^()]*)\)\*(\d{1,4})", lambda m: m[1] * int(m[2]), plain)
-    plain = re.sub(r"([EtmL|])\*(\d{1,4})", lambda m: m[1] * int(m[2]), plain)
+    plain = re.sub(r"[\s,\\'\"]", "", text[: 4 * MAX_LAYERS])
+    for repeated in (r"\(([^()]{0,400})\)\*(\d{1,4})", r"([EtmL|])\*(\d{1,4})"):
+        times = re.findall(repeated, plain)
+        if sum(len(each) * int(number) for each, number in times) > 8 * MAX_LAYERS:
+            raise SpecError(
+                f"pipeline-model-parallel-layout {shorten(text)} is longer than any model",
+                f"use at most {MAX_LAYERS} layers",
+            )
+        plain = re.sub(repeated, lambda m: m[1] * int(m[2]), plain)
     if not re.fullmatch(r"[EtmL|]*", plain):
-        raise SpecError(f"pipeline-model-parallel-layout {text!r} does not read", "use E t m L |")
+        raise SpecError(
+            f"pipeline-model-parallel-layout {shorten(text)} does not read", "use E t m L |"
+        )
     counts = [stage.count("t") for stage in plain.split("|")]
     if len(counts) % pp or sum(counts) != layers:
         raise SpecError(

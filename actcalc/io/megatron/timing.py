@@ -7,10 +7,15 @@ from actcalc.io.megatron.options import Options
 
 def dispatcher(o: Options) -> str:
     """How tokens travel; flex is DeepEP or HybridEP (moe/token_dispatcher.py)."""
-    name = o.text("moe-token-dispatcher-type", "allgather")
+    known = ("allgather", "alltoall", "flex", "alltoall_seq")
+    name = o.text("moe-token-dispatcher-type", "allgather", known)
     if o.flag("moe-enable-deepep"):
         return "flex"
     return name if name in ("allgather", "flex") else "alltoall"
+
+
+GRAPHS = ("none", "local", "transformer_engine", "full_iteration")
+"""Values of --cuda-graph-impl."""
 
 
 def captured(o: Options) -> str:
@@ -19,7 +24,7 @@ def captured(o: Options) -> str:
     Modules that a scope names beside attention are captured too (transformer/cuda_graphs.py), but
     where tokens are not dropped no graph holds the experts.
     """
-    kind = o.text("cuda-graph-impl", "none")
+    kind = o.text("cuda-graph-impl", "none", GRAPHS)
     if kind == "none" and not (o.flag("enable-cuda-graph") or o.flag("external-cuda-graph")):
         return "none"
     scope = {*o.words("cuda-graph-scope"), *o.words("cuda-graph-modules")}

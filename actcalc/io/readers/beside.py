@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from actcalc.errors import SpecError
 from actcalc.io.readers.document import Document, document
+from actcalc.io.sources import hidden
 
 
 def beside(where: Document, name: str) -> Document | None:
@@ -16,10 +18,17 @@ def beside(where: Document, name: str) -> Document | None:
         tried.append(where.folder / path.name)
     for candidate in tried:
         try:
-            if candidate.is_file():
-                return document(str(candidate))
+            if not candidate.is_file():
+                continue
         except (OSError, ValueError):
             continue
+        try:
+            found = document(str(candidate))
+        except SpecError:
+            raise hidden(where.name, name) from None
+        if found.mapping is None:
+            raise hidden(where.name, name)
+        return found
     return None
 
 

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from actcalc.errors import SpecError
 from actcalc.io import presets
 from actcalc.io.readers.part import Part, merged, sections
-from actcalc.io.sources import Source, source
+from actcalc.io.sources import Source, hidden, source
+from actcalc.io.yamlfile import is_there
 
 Role = Literal["model", "run", "part"]
 
@@ -82,14 +83,15 @@ def _one(found: Sequence[Read]) -> Source:
 
 def _named(name: str, parts: Sequence[Part]) -> Source:
     """The model that a file names: a preset, a hub id, a folder with a config.json."""
+    where = parts[0].name
     try:
         return source(name)
     except SpecError as error:
-        where = parts[0].name
+        found = hidden(where, name) if is_there(name) else error
         raise SpecError(
-            f"{where} names the model {name}: {error}",
+            f"{where} names the model {name}: {found}",
             f"give its config.json beside: `{where} config.json`"
-            + (f"; {error.hint}" if error.hint else ""),
+            + (f"; {found.hint}" if found.hint else ""),
         ) from error
 
 

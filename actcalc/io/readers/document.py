@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from actcalc.errors import SpecError
-from actcalc.io.yamlfile import MAX_BYTES, parse_json, parse_yaml, read_text
+from actcalc.io.yamlfile import MAX_BYTES, MAX_DEPTH, MAX_ENTRIES, parse_json, parse_yaml, read_text
 
 STDIN = "-"
-MAX_DEPTH = 32
-MAX_ENTRIES = 200_000
 
 _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"\x80\x02", "a pickle, which runs code when it is loaded"),
@@ -148,9 +146,11 @@ def _bounded(data: Any, where: str) -> None:
         node, depth = pending.pop()
         entries += 1
         if depth > MAX_DEPTH:
-            raise SpecError(f"{where}: nested too deeply", "flatten it")
+            raise SpecError(f"{where}: nested more than {MAX_DEPTH} levels deep", "flatten it")
         if entries > MAX_ENTRIES:
-            raise SpecError(f"{where}: too many entries", "name the configuration of one run")
+            raise SpecError(
+                f"{where}: more than {MAX_ENTRIES:,} values", "name the configuration of one run"
+            )
         if isinstance(node, dict):
             pending += [(value, depth + 1) for value in node.values()]
         elif isinstance(node, list):

@@ -9,7 +9,8 @@ Legend of symbols (one letter each, as in the papers):
     e ep            x etp            q query rank     n key/value rank
     p rotary width  g value width    o learned positions
     j decoder sequence
-    H P N G         heads, their width, state and groups of state-space mixers
+    H P N G         heads, their width, state and groups of state-space mixers; of linear
+                    attention value heads, their width, key width and key heads
 """
 
 from __future__ import annotations
@@ -89,6 +90,10 @@ def sizes_of(model: Model, layout: Layout, workload: Workload) -> dict[str, int]
         mamba = model.mamba
         sizes |= {"H": mamba.heads_of(model.hidden), "P": mamba.head_dim}
         sizes |= {"N": mamba.state, "G": mamba.groups}
+    if model.linear:
+        linear = model.linear
+        sizes |= {"H": linear.value_heads, "P": linear.value_dim}
+        sizes |= {"N": linear.key_dim, "G": linear.key_heads}
     if model.mla:
         mla = model.mla
         sizes |= {

@@ -21,10 +21,17 @@ def refuse_architecture(ctx: Context) -> None:
 
     Megatron-Core's ``TransformerLayer`` is pre-norm with sequential attention and feed-forward
     (transformer_layer.py 0.16.1); whatever deviates from that is not priced as if it did not.
+    Norms after both parts too are layer specifications of others: Megatron-Bridge
+    models/gemma/modules.py TERowParallelLinearLayerNorm, slime_plugins/models/glm4.py.
     """
     model = ctx.model
     if model.encoder_layers:
         _refuse_encoder_decoder(ctx)
+    if model.linear is not None:
+        raise SpecError(
+            f"framework {ctx.framework} does not model linear attention ({model.name})",
+            "use --framework transformers",
+        )
     if ctx.framework.idealised:
         return
     for wrong, what in _not_in_megatron(model):
@@ -50,7 +57,7 @@ def _refuse_encoder_decoder(ctx: Context) -> None:
 
 def _not_in_megatron(model: Model) -> list[tuple[bool, str]]:
     return [
-        (model.norm_placement != "pre", f"{model.norm_placement}-norm layers"),
+        (model.norm_placement not in ("pre", "sandwich"), f"{model.norm_placement}-norm layers"),
         (model.parallel != "none", "parallel attention and feed-forward"),
         (model.position == "alibi", "alibi positions"),
         (model.position == "relative" and not model.encoder_layers, "relative positions"),
@@ -58,6 +65,8 @@ def _not_in_megatron(model: Model) -> list[tuple[bool, str]]:
         (model.logit_softcap > 0, "soft cap of logits"),
         (model.clip_qkv, "clamped queries, keys and values"),
         (model.v_norm, "normalised values"),
+        (model.attention_gate != "none", "gate of attention's output"),
+        (model.mla is not None and model.position == "none", "latent attention without positions"),
         (model.qk_norm == "full", "normalisation of queries and keys over their full width"),
         (model.patches > 0, "vision transformer head and patches in its GPT model"),
         (model.head in ("classifier", "none"), f"{model.head} head in its GPT model"),
@@ -81,8 +90,13 @@ def layer_graph(ctx: Context, kind: LayerKind) -> Graph:
 def layer_body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
     """Append one layer that reads ``stream``; return its output."""
     refuse_architecture(ctx)
-    if ctx.model.pattern:
+    if kind.mixer == "none" or kind.mlp == "none":
         return _half(g, ctx, kind, stream)
+    if kind.mixer != "attention":
+        raise SpecError(
+            f"Megatron-Core's {kind.mixer} layers have no feed-forward part ({ctx.model.name})",
+            _ELSEWHERE,
+        )
     if ctx.model.parallel != "none":
         return _parallel(g, ctx, kind, stream)
     placement = ctx.model.norm_placement
@@ -99,13 +113,16 @@ def layer_body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> s
         second = norm(g, ctx, "norm2", middle, modules=_norm2_modules(ctx, kind))
         return close_ffn(g, ctx, _feed(g, ctx, kind, second), middle, "output")
     before = placement == "sandwich"
-    first = norm(g, ctx, "norm1", stream) if before else stream
+    first = norm(g, ctx, "norm1", stream, modules=_norm1_modules(ctx)) if before else stream
     context, width = _attend(g, ctx, kind, first)
     branch = close_attention(g, ctx, context, width, stream, "")
-    branch = norm(g, ctx, "norm1_post", branch)
+    # The recompute module ``layernorm`` covers the norms before a part alone.
+    branch = norm(g, ctx, "norm1_post", branch, modules=())
     middle = _add(g, ctx, "attention", branch, stream, "middle")
-    second = norm(g, ctx, "norm2", middle) if before else middle
-    branch = norm(g, ctx, "norm2_post", _feed(g, ctx, kind, second))
+    second = middle
+    if before:
+        second = norm(g, ctx, "norm2", middle, modules=_norm2_modules(ctx, kind))
+    branch = norm(g, ctx, "norm2_post", _feed(g, ctx, kind, second), modules=())
     return close_ffn(g, ctx, branch, middle, "output")
 
 

@@ -11,6 +11,7 @@ from actcalc.layers.core.norm import norm
 from actcalc.layers.pytorch.core import Core, attend
 from actcalc.layers.pytorch.heads import GROUP, MODULE, Heads
 from actcalc.layers.pytorch.linear import linear
+from actcalc.layers.pytorch.mlp import product
 from actcalc.layers.pytorch.parallel import scattered
 from actcalc.layers.pytorch.rotary import rotate
 from actcalc.specs import LayerKind
@@ -22,6 +23,7 @@ def attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> st
     """Append self-attention of ``source``; return the branch, before dropout and residual."""
     model = ctx.model
     q, k, v = project(g, ctx, source)
+    gate = _output_gate(g, ctx, source, q)
     norm_last = ctx.kernel("qk_norm") == "after_rotary"
     if not kind.rotary and model.position == "rotary" and ctx.kernel("nope") == "scaled":
         q = _scaled(g, ctx, q)
@@ -40,11 +42,40 @@ def attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> st
             q, k = normed(g, ctx, q, k)
     core = Core(
         q, k, v, kind,
-        causal=model.causal, keys=ctx.s, query_width=model.head_dim, value_width=model.head_dim,
+        causal=model.causal, keys=ctx.s_keys,
+        query_width=model.head_dim, value_width=model.head_dim,
         bias="alibi" if model.position == "alibi" else "",
     )  # fmt: skip
     context = attend(g, ctx, core)
-    return close(g, ctx, context)
+    return close(g, ctx, gated_output(g, ctx, context, gate))
+
+
+def _output_gate(g: GraphBuilder, ctx: Context, source: str, q: Heads) -> str:
+    """Append what gates attention's output; "" without a gate.
+
+    Packed with the queries it is a slice, which is copied (Qwen3NextAttention).
+    """
+    if ctx.model.attention_gate == "none":
+        return ""
+    if ctx.model.attention_gate == "own":
+        return linear(
+            g, ctx, "gate", GROUP, source,
+            inside=ctx.h, outside=ctx.q_width, modules=MODULE, out="output_gate",
+        )  # fmt: skip
+    out = g.tensor("output_gate", (ctx.b, ctx.s, ctx.q_width), g.dtype(q.storage))
+    g.op("output_gate", "copy", GROUP, [q.storage], [out], modules=MODULE)
+    return out
+
+
+def gated_output(g: GraphBuilder, ctx: Context, context: str, gate: str) -> str:
+    """Append ``context * sigmoid(gate)``: both factors are kept."""
+    if not gate:
+        return context
+    scale = g.tensor("gate_sigmoid", g.shape(gate), g.dtype(gate))
+    g.op("gate_sigmoid", "activation", GROUP, [gate], [scale], saves=[scale], modules=MODULE)
+    return product(
+        g, "attention_gated", context, scale, g.shape(context), group=GROUP, modules=MODULE
+    )
 
 
 def _clamp(g: GraphBuilder, source: str, name: str) -> str:
@@ -105,16 +136,19 @@ def project(g: GraphBuilder, ctx: Context, source: str) -> Triple:
             storage = _clamp(g, storage, "qkv")
         names = [storage] * 3
     else:
+        gated = model.attention_gate == "packed"
+        widths = (ctx.q_width * 2 if gated else ctx.q_width, ctx.kv_width, ctx.kv_width)
         names = [
             linear(
                 g, ctx, part, GROUP, source, inside=ctx.h, outside=width, bias=bias,
                 modules=MODULE, out=f"{part}_proj",
             )
-            for part, width in (("q", ctx.q_width), ("k", ctx.kv_width), ("v", ctx.kv_width))
+            for part, width in zip("qkv", widths, strict=True)
         ]  # fmt: skip
     tp = ctx.layout.tp
-    q = Heads(names[0], ctx.heads, model.heads // tp, ctx.d, sliced=model.packed_qkv)
-    kv = replace(q, heads=ctx.kv_heads, count=model.kv_heads // tp)
+    halved = model.packed_qkv or model.attention_gate == "packed"
+    q = Heads(names[0], ctx.heads, model.heads // tp, ctx.d, sliced=halved)
+    kv = replace(q, heads=ctx.kv_heads, count=model.kv_heads // tp, sliced=model.packed_qkv)
     return q, replace(kv, storage=names[1]), replace(kv, storage=names[2])
 
 

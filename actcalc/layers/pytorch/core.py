@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import ONE, Expr, product
@@ -20,6 +20,7 @@ from actcalc.layers.pytorch.heads import (
     merged,
     repeated,
 )
+from actcalc.layers.pytorch.ring import ring
 from actcalc.specs import LayerKind
 
 Kernel = Literal["flash", "efficient", "math"]
@@ -276,6 +277,12 @@ def _sdpa(g: GraphBuilder, ctx: Context, x: Core) -> str:
     kernel = choose(ctx, x, masked=masked, grouped=grouped, native=native)
     if kernel == "flash":
         return _flash(g, ctx, x, "sdpa_flash", rng_bytes=24)
+    if ctx.layout.cp > 1:
+        raise SpecError(
+            f"context parallelism (cp {ctx.layout.cp}) is modelled with sdpa's flash kernel, and "
+            f"{ctx.model.name} runs its {kernel} one here",
+            "drop --cp, or use --precision bf16",
+        )
     if kernel == "efficient":
         return _efficient(g, ctx, x, masked=masked)
     return _math(g, ctx, x, masked=masked)
@@ -301,20 +308,29 @@ def _flash(g: GraphBuilder, ctx: Context, x: Core, name: str, *, rng_bytes: int)
         made.append(g.tensor("rng_state", (ONE * rng_bytes,), DType.UINT8))
     flops = _qk_flops(ctx, x) + _pv_flops(ctx, x)
     inputs = list(dict.fromkeys([x.q.storage, x.k.storage, x.v.storage]))
-    in_place = (x.q.order == "token" or ctx.workload.seq == 1) and not padding
+    around = ctx.layout.cp > 1
+    in_place = (x.q.order == "token" or ctx.workload.seq == 1) and not padding and not around
     shape = (ctx.b, ctx.s, x.q.heads * x.v.width)
     if in_place:
         out = g.tensor("context", shape, ctx.act)
     else:
         out = g.tensor("core_out", (ctx.b, x.q.heads, ctx.s, x.v.width), ctx.act)
+    beside = _ring(ctx, x) if around else {}
     g.op(
         name, "core", GROUP, inputs, [out, *made], saves=[*inputs, out, *made],
-        flops=flops, backward_flops=flops * 5 / 2, modules=CORE, kernel="flash",
+        flops=flops, backward_flops=flops * 5 / 2, modules=CORE,
+        kernel="ring flash" if around else "flash", **beside,
     )  # fmt: skip
     if in_place:
         return out
     narrow = replace(x.v, width=x.v.width - padding) if padding else x.v
     return _context(g, ctx, replace(x, v=narrow), out)
+
+
+def _ring(ctx: Context, x: Core) -> dict[str, Any]:
+    rows = ctx.tokens * x.q.heads
+    queries, keys = rows * x.q.width, ctx.tokens * x.k.heads * x.k.width
+    return ring(ctx, queries, keys, rows, ratio=x.k.count / x.q.count)._asdict()
 
 
 def _efficient(g: GraphBuilder, ctx: Context, x: Core, *, masked: bool) -> str:

@@ -43,6 +43,8 @@ def _body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
     if ctx.model.parallel != "none":
         return _parallel(g, ctx, kind, stream)
     placement = ctx.model.norm_placement
+    if kind.mixer == "linear" and ctx.kernel("linear_norms") == "pre":
+        placement = "pre"
     if placement == "post":
         middle = _add(g, ctx, "attention", _attend(g, ctx, kind, stream), stream, "attention_sum")
         middle = norm(g, ctx, "norm1", middle)
@@ -92,6 +94,10 @@ def _parallel(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> st
 
 
 def _attend(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
+    if kind.mixer == "linear":
+        from actcalc.layers.pytorch.linear_attention import linear_attention
+
+        return linear_attention(g, ctx, source)
     source = gathered(g, ctx, "attention", "attention", source, ("attention",))
     if ctx.model.mla:
         return mla_attention(g, ctx, kind, source)

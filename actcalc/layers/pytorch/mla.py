@@ -69,7 +69,17 @@ def mla_attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -
 def _positioned(
     g: GraphBuilder, ctx: Context, kind: LayerKind, q: Heads, joint: str, kv_proj: str
 ) -> tuple[Heads, Heads]:
-    """Append the rotation of the positional parts and the assembly of queries and keys."""
+    """Append the rotation of the positional parts and the assembly of queries and keys.
+
+    Without positions (Kimi Linear) queries stay as projected, keys are written all the same.
+    """
+    if not kind.rotary:
+        k = replace(q, storage="k", order="head")
+        g.tensor("k", k.shape(ctx), ctx.act)
+        g.op(
+            "k_write", "copy", GROUP, [joint, kv_proj], ["k"], modules=("attention", "mla_up_proj")
+        )
+        return q, k
     rule = rotation(ctx)
     made = []
     for name, sources in (("q", [q.storage]), ("k", [joint, kv_proj])):

@@ -81,11 +81,13 @@ def tables(
 ) -> tuple[list[str], list[str]]:
     """Declare the tables; return all of their names, and those that the layer makes itself.
 
-    One row serves all sequences: the model makes its position ids once. Where layers with a
+    One row serves all sequences, for which the model makes position ids once; ids of three
+    dimensions (time, height, width) have a row for each. Where layers with a
     window rotate by another base there are tables for each kind of layer.
     """
     width = rotary_width(ctx) / rule.share
-    shape = (ONE, ctx.s, width, *((ONE * 2,) if rule.components == 2 else ()))
+    rows = ctx.b if ctx.kernel("rotary_rows") == "batch" else ONE
+    shape = (rows, ctx.s, width, *((ONE * 2,) if rule.components == 2 else ()))
     dtype = rule.table or ctx.residual
     names = {2: ("cos", "sin"), 1: ("complex",), 0: ()}[rule.tables]
     own = ctx.kernel("rotary_tables") == "per_kind" and kind.attention != "full"

@@ -113,10 +113,34 @@ def moments(
     loss at the end of a forward, a re-run layer in a backward) is a maximum over these. Raises
     ``SpecError`` as :func:`actions` does.
     """
+    found = sequence(schedule, pp, microbatches, vpp, stage=stage, group=group)
+    return tuple(dict.fromkeys(found.moments))
+
+
+class Worked(NamedTuple):
+    """The work of a stage in order."""
+
+    moments: tuple[Moment, ...]
+    """Each forward and backward, with what is held meanwhile."""
+    microbatches: int
+    """Of how many micro-batches: fewer than a step has where its middle only repeats itself."""
+
+
+def sequence(
+    schedule: str,
+    pp: int,
+    microbatches: int,
+    vpp: int = 1,
+    *,
+    stage: int,
+    group: int | None = None,
+) -> Worked:
+    """The work of ``stage`` in one step, its repeated middle shortened; raises as ``moments``."""
     shape = shape_of(schedule, pp, microbatches, vpp, group)
     if not 0 <= stage < pp:
         raise SpecError(f"no stage {stage} in a pipeline of {pp}", "stages count from 0")
-    order = order_of(_memory_shape(shape), stage)
+    shorter = _memory_shape(shape)
+    order = order_of(shorter, stage)
     columns = np.arange(shape.chunks)
     own = order.chunk[:, None] == columns
     kind = order.kind[:, None]
@@ -126,14 +150,15 @@ def moments(
     activation = np.cumsum(activation_step, axis=0) - np.where(forward, 0, activation_step)
     stash = np.cumsum(stash_step, axis=0) - stash_step
     rows = np.concatenate([kind, order.chunk[:, None], activation, stash], axis=1).tolist()
-    return tuple(
+    found = tuple(
         Moment(
             KINDS[row[0]],
             row[1],
             Held(tuple(row[2 : 2 + shape.chunks]), tuple(row[2 + shape.chunks :])),
         )
-        for row in dict.fromkeys(map(tuple, rows))
+        for row in rows
     )
+    return Worked(found, shorter.microbatches)
 
 
 def _memory_shape(shape: Shape) -> Shape:

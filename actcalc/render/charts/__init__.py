@@ -1,0 +1,1 @@
+"""Charts of answers as Vega-Lite specifications: data, drawn by whoever reads them."""
