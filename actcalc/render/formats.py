@@ -108,56 +108,23 @@ def _xml_escapes(text: str) -> str:
 
 
 _ROWS = (
-    Format(
-        name="table",
-        endings=(".txt",),
-        drawn=False,
-        write=_table,
-        for_people=True,
-        escape=ascii_text,
-    ),
-    Format(
-        name="json",
-        endings=(".json",),
-        drawn=False,
-        write=_json,
-        for_people=False,
-        escape=_json_escapes,
-    ),
-    Format(
-        name="csv", endings=(".csv",), drawn=False, write=_csv, for_people=False, escape=ascii_text
-    ),
-    Format(
-        name="markdown",
-        endings=(".md", ".markdown"),
-        drawn=False,
-        write=_markdown,
-        for_people=True,
-        escape=ascii_text,
-    ),
-    Format(
-        name="svg", endings=(".svg",), drawn=True, write=_svg, for_people=True, escape=_xml_escapes
-    ),
-    Format(
-        name="png", endings=(".png",), drawn=True, write=_png, for_people=True, escape=ascii_text
-    ),
-    Format(
-        name="vl.json",
-        endings=(".vl.json",),
-        drawn=True,
-        write=_vega_lite,
-        for_people=False,
-        escape=_json_escapes,
-    ),
-    Format(
-        name="html",
-        endings=(".html", ".htm"),
-        drawn=False,
-        write=_html,
-        for_people=True,
-        escape=_xml_escapes,
-    ),
-)
+    Format(name="table", endings=(".txt",), drawn=False, write=_table,
+           for_people=True, escape=ascii_text),
+    Format(name="json", endings=(".json",), drawn=False, write=_json,
+           for_people=False, escape=_json_escapes),
+    Format(name="csv", endings=(".csv",), drawn=False, write=_csv,
+           for_people=False, escape=ascii_text),
+    Format(name="markdown", endings=(".md", ".markdown"), drawn=False, write=_markdown,
+           for_people=True, escape=ascii_text),
+    Format(name="svg", endings=(".svg",), drawn=True, write=_svg,
+           for_people=True, escape=_xml_escapes),
+    Format(name="png", endings=(".png",), drawn=True, write=_png,
+           for_people=True, escape=ascii_text),
+    Format(name="vl.json", endings=(".vl.json",), drawn=True, write=_vega_lite,
+           for_people=False, escape=_json_escapes),
+    Format(name="html", endings=(".html", ".htm"), drawn=False, write=_html,
+           for_people=True, escape=_xml_escapes),
+)  # fmt: skip
 
 FORMATS: Mapping[str, Format] = {row.name: row for row in _ROWS}
 """Every format by its name; the first is that of the terminal."""
