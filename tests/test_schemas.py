@@ -101,6 +101,11 @@ LINES: dict[str, list[str]] = {
         f"plan {BLOCK} --memory 200MB --emit torch",
         f"plan {BLOCK} --memory 200MB --method sqrt",
     ],
+    "search": [
+        f"search gpt2 --gpus 8 {A100} --global-batch 16 --micro-batch 1",
+        f"search gpt2 --gpus 4 {A100} --global-batch 8 --tp 1 --pareto time,memory --top 2",
+        f"search gpt3-175b --gpus 8 {A100} --global-batch 8 --tp 8",  # none fits
+    ],
     "advise": [
         "advise llama-3-8b --device rtx-4090",
         f"advise {GPT3} --pp 8 --dp 4 --framework megatron {A100} --tokens 300e9",
@@ -202,7 +207,8 @@ def test_measurements(tmp_path):
 
 
 def test_every_command_has_a_schema():
-    assert set(COMMANDS) - {"schema", "help"} <= set(OUTPUTS)
+    pages = {"schema", "help", "report"}  # which print no answer of their own as JSON
+    assert set(COMMANDS) - pages <= set(OUTPUTS)
     assert set(LINES) | {"explain", "terms", "plan-problem", "measure", "calibrate"} == set(OUTPUTS)
 
 

@@ -127,8 +127,14 @@ def rerun_flops(staged: StagedRun, policy: Policy, counting: Counting = "full") 
     """Forward FLOPs that ``policy`` runs again for one micro-batch, over all ranks."""
     model, stage = staged.graph, staged.under(policy)
     shares = {run.graph: _share(model, run, counting) for run in staged.kinds}
+
+    def again(graph: Graph, chosen: Policy) -> int:
+        whole = chosen.passes - 1  # forward passes before the one whose tensors backward takes
+        last = _graph_flops(model, graph, stage.outcome(graph, chosen).rerun, shares[graph])
+        return last + (whole * _graph_flops(model, graph, graph.ops, shares[graph]) if whole else 0)
+
     return sum(
-        count * _graph_flops(model, graph, stage.outcome(graph, chosen).rerun, shares[graph])
+        count * again(graph, chosen)
         for chunk in staged.chunks
         for graph, chosen, count in stage.tally(chunk)
     )

@@ -52,16 +52,20 @@ class OptimizerTime:
 
 
 def optimizer_time(
-    model: ModelGraph, graphs: Iterable[Graph], training: Training, rates: Rates
+    model: ModelGraph,
+    graphs: Iterable[Graph],
+    training: Training,
+    rates: Rates,
+    parameters: Parameters | None = None,
 ) -> OptimizerTime:
     """Time of the step over the parameters of ``graphs`` (one rank's), sharded as the layout says.
 
     Offloaded states are updated by the host: gradients go down its link and weights come up (Ren
     et al. 2021, ZeRO-Offload, section 4.1). Only these transfers are timed, not the host's own
-    arithmetic, which no device preset describes.
+    arithmetic, which no device preset describes. ``parameters`` are the graphs', where known.
     """
     held = list(graphs)
-    parameters = rank_parameters(model, held, training)
+    parameters = parameters or rank_parameters(model, held, training)
     products = 0.0
     optimizer = OPTIMIZERS[training.optimizer]
     if optimizer.newton_schulz:

@@ -17,12 +17,14 @@ from actcalc.cost.optimizer import optimizer_time, rank_parameters
 from actcalc.cost.rates import Rates
 from actcalc.cost.roofline import NOTHING, LayerTime, Roofline
 from actcalc.errors import SpecError
+from actcalc.layers.core.algebra import most
 from actcalc.layers.core.graph import Collective, Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.states import packed_bytes, packs, parameters_of, recipe, replicas
 from actcalc.policy.rules import Policy
 from actcalc.run.staged import StagedRun
 from actcalc.specs.recipes import Recipe
+from actcalc.specs.run import Run
 from actcalc.specs.training import Training
 
 
@@ -74,7 +76,7 @@ def step_time(policy: Policy, roofline: Roofline, *, count: int | None = None) -
     staged, rates, training = roofline.staged, roofline.rates, roofline.training
     batches = count or staged.microbatches
     times = [[chunk.paced() for chunk in stage] for stage in _chunk_times(policy, roofline)]
-    pipeline, bubble = _pipeline(staged, times, _send(staged.graph, rates), batches)
+    pipeline, bubble = _pipeline(staged, times, handover(staged.graph, rates), batches)
     whole = [sum(stage, NOTHING) for stage in times]
     stage = max(range(len(whole)), key=lambda index: (whole[index].forward, whole[index].backward))
     busiest = whole[stage]
@@ -215,7 +217,7 @@ def _unhidden(roofline: Roofline, first: Graph) -> LayerTime:
     return LayerTime(gather, 0.0, scatter, 0.0)
 
 
-def _send(model: ModelGraph, rates: Rates) -> float:
+def handover(model: ModelGraph, rates: Rates) -> float:
     """Seconds of handing one micro-batch's activations to the next stage.
 
     Tensor-parallel ranks send a part each: what sequence parallelism split, or, without it, a
@@ -243,14 +245,10 @@ def _pipeline(
         return count * (chunk.forward + chunk.backward), 0.0
     from actcalc.cost.pipeline import makespan
 
-    # A message occupies the stage that waits for it. Megatron-Core's interleaved schedule alone
-    # sends and receives beside the next chunk's work (training/arguments.py: overlap_p2p_comm is on
-    # unless --no-overlap-p2p-communication, and set off without interleaving).
-    training, framework = staged.run.training, staged.run.framework
-    hidden = layout.vpp > 1 and framework.overlaps_messages and training.overlapped_messages
+    hidden = layout.vpp > 1 and hides_messages(staged.run)
 
     def occupied(seconds: float) -> float:
-        return max(seconds, send) if hidden else seconds + send
+        return most(seconds, send) if hidden else seconds + send
 
     run = makespan(
         layout.pipeline,
@@ -263,6 +261,16 @@ def _pipeline(
         group=layout.microbatch_group,
     )
     return run.total_seconds, run.bubble_ratio
+
+
+def hides_messages(run: Run) -> bool:
+    """Whether an interleaved pipeline sends and receives beside the next chunk's work.
+
+    Else a message occupies the stage that waits for it. Megatron-Core's interleaved schedule alone
+    hides it (training/arguments.py: overlap_p2p_comm is on unless --no-overlap-p2p-communication,
+    and set off without interleaving).
+    """
+    return run.framework.overlaps_messages and run.training.overlapped_messages
 
 
 def _trained(staged: StagedRun, held: Iterable[Sequence[Graph]]) -> tuple[int, int]:
@@ -288,16 +296,51 @@ def _gradients(
 ) -> float:
     """Exposed seconds of reducing gradients over replicas, and of gathering sharded weights.
 
-    ZeRO-3 has done it layer by layer. PyTorch's DDP reduces beside the last backward; Megatron
-    reduces after it unless told to overlap (overlap_grad_reduce is off by default), and gathers
-    what its distributed optimizer updated before the next step unless told to do it beside that
-    step's first forward (overlap_param_gather).
+    ZeRO-3 has done it layer by layer.
     """
-    model, training = staged.graph, staged.run.training
+    training = staged.run.training
+    if staged.run.layout.zero == 3:
+        return 0.0
+    exchange = reduction(staged.graph, training, parameters, rates)
+    overlaps = staged.run.framework.overlaps_reduction
+    return exchange.exposed(training, busiest, rates, overlaps=overlaps)
+
+
+class Reduction(NamedTuple):
+    """Seconds of the collectives of replicas once in a step, each alone on its links."""
+
+    reduced: float
+    """Of reducing gradients."""
+    gathered: float
+    """Of gathering what sharded states updated."""
+
+    def exposed(
+        self, training: Training, busiest: LayerTime, rates: Rates, *, overlaps: bool
+    ) -> float:
+        """Seconds that nothing hides; the work beside them is the ``busiest`` stage's.
+
+        PyTorch's DDP reduces beside the last backward (``overlaps``); Megatron reduces after it
+        unless told to overlap (overlap_grad_reduce is off by default), and gathers what its
+        distributed optimizer updated before the next step unless told to do it beside that step's
+        first forward (overlap_param_gather).
+        """
+        share = rates.shares.communication_multiprocessors
+        reduced, gathered = self
+        if overlaps or training.overlapped_reduction:
+            reduced = beside(busiest.backward, reduced, share) - busiest.backward
+        if training.overlapped_gather:
+            gathered = beside(busiest.forward, gathered, share) - busiest.forward
+        return reduced + gathered
+
+
+def reduction(
+    model: ModelGraph, training: Training, parameters: tuple[int, int], rates: Rates
+) -> Reduction:
+    """The collectives of a rank with so many trained parameters: of all replicas, and experts'."""
     layout = model.context.layout
     replicas = layout.dp * layout.cp
-    if replicas == 1 or layout.zero == 3:
-        return 0.0
+    if replicas == 1:
+        return Reduction(0.0, 0.0)
     dense, experts = parameters
     element = _reduced_bytes(training, recipe(model, training))
     reduced = gathered = 0.0
@@ -314,9 +357,4 @@ def _gradients(
             gathered += collective_seconds(
                 Collective.ALL_GATHER, count * model.context.act.itemsize, size, stride, rates
             )
-    share = rates.shares.communication_multiprocessors
-    if staged.run.framework.overlaps_reduction or training.overlapped_reduction:
-        reduced = beside(busiest.backward, reduced, share) - busiest.backward
-    if training.overlapped_gather:
-        gathered = beside(busiest.forward, gathered, share) - busiest.forward
-    return reduced + gathered
+    return Reduction(reduced, gathered)

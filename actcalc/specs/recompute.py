@@ -74,7 +74,7 @@ _ROWS = (
 MODULES: Mapping[str, Module] = {row.name: row for row in _ROWS}
 """Every module by its name."""
 
-WHOLE = ("full", "full-sharded", "sqrt", "op")
+WHOLE = ("full", "full-sharded", "sqrt", "recursive", "op")
 """Policies that decide for whole layers."""
 
 COUNTED = ("uniform", "block", "every")

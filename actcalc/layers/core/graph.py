@@ -8,7 +8,7 @@ one tensor: autograd shares its storage, and so do we.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -42,7 +42,7 @@ class Tensor:
     shape: tuple[Expr, ...]
     dtype: DType
 
-    @property
+    @cached_property
     def elements(self) -> Expr:
         """Number of elements on one rank."""
         return product(self.shape)
@@ -76,7 +76,7 @@ class Weight:
     frozen: bool = False
     added: Literal["", "adapter", "copy"] = ""
 
-    @property
+    @cached_property
     def parameters(self) -> Expr:
         """Number of parameters on one rank."""
         return product(self.shape)
@@ -199,11 +199,10 @@ class Graph:
         """For each tensor made inside the layer the op that makes it."""
         return {name: op for op in self.ops for name in op.outputs}
 
-    @property
-    def weights(self) -> Iterator[Weight]:
+    @cached_property
+    def weights(self) -> tuple[Weight, ...]:
         """Every parameter tensor of the layer."""
-        for op in self.ops:
-            yield from op.weights
+        return tuple(weight for op in self.ops for weight in op.weights)
 
     def parameters(self) -> Expr:
         """Number of parameters on one rank."""
