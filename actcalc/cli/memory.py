@@ -89,6 +89,15 @@ def answer(
     ]
 
 
+def _advice(run: Run, result: MemoryReport, output: OutputOptions) -> tuple[str, ...]:
+    """What to change where it does not fit, in a few lines."""
+    if result.fits is not False:
+        return ()
+    from actcalc.cli.advise import first_lines
+
+    return first_lines(run, output)
+
+
 @app.command(
     epilog=examples(
         "memory llama-3-8b --device h100-80gb --policy full",
@@ -145,7 +154,8 @@ def memory(
     def sheets() -> list[Sheet]:
         if len(results) > 1:
             return side_sheets(results, output.units)
-        return [sheet for result in results for sheet in memory_sheets(result, output.units)]
+        (run,) = options.runs(origins[0], memory.training())
+        return memory_sheets(results[0], output.units, _advice(run, results[0], output))
 
     charts = None
     if len(results) == 1:

@@ -37,8 +37,9 @@ else:
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _PANEL = "Search"
-_DEGREES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero", "micro_batch")
-_OWN = ("schedule", "sp", *_DEGREES)
+DEGREES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero", "micro_batch")
+"""Options of which a search takes several values."""
+_OWN = ("schedule", "sp", *DEGREES)
 _POINTS = 300
 """Layouts beside the front that a chart has."""
 MACHINES = ("csv", "parquet")
@@ -88,7 +89,7 @@ class SearchRunOptions(RunOptions):
                     f"unknown pipeline schedule {name!r}",
                     "the schedules are " + ", ".join(SCHEDULES),
                 )
-        flags = {name: "--" + name.replace("_", "-") for name in _DEGREES}
+        flags = {name: "--" + name.replace("_", "-") for name in DEGREES}
         return Space(
             gpus=gpus,
             sp=self.sp,
@@ -137,7 +138,7 @@ class SearchOptions:
 
 
 def found(
-    models: list[str],
+    origin: Source,
     options: SearchRunOptions,
     memory: MemoryOptions,
     timing: TimeOptions,
@@ -149,7 +150,7 @@ def found(
 
     if search.gpus is None or search.gpus < 1:
         raise SpecError("a search needs to know how many GPUs there are", "add --gpus 1024")
-    run = options.run_on(options.origin(models), search.gpus, memory.training())
+    run = options.run_on(origin, search.gpus, memory.training())
     shares = timing.shares(run)
     space = options.space(search.gpus, across=not search.max_tp_within_node)
     return search_run(run, space, shares, progress=progress), space, shares
@@ -182,7 +183,8 @@ def search(
     if search.top < 1:
         raise SpecError(f"--top {search.top} lists nothing", "use 1 or more")
     with _bar() as progress:
-        result, space, shares = found(models, options, memory, timing, search, progress)
+        origin = options.origin(models)
+        result, space, shares = found(origin, options, memory, timing, search, progress)
     from actcalc.answers.search import all_rows, answer, listed
     from actcalc.render.search import search_sheets
 

@@ -26,8 +26,11 @@ from actcalc.render.training import extra_words
 from actcalc.render.units import SBH_T, Multiple, count, digits, percent, size
 
 
-def compare_sheets(result: Comparison, units: str) -> list[Sheet]:
-    """One sheet: inputs above, policies, the c* line and a sentence of advice below."""
+def compare_sheets(result: Comparison, units: str, advice: tuple[str, ...] = ()) -> list[Sheet]:
+    """One sheet: inputs above, policies, the c* line and a sentence of advice below.
+
+    ``advice`` is what to change, where no policy fits.
+    """
     units = in_units(result, units)
     policies = result.policies
     where = "all layers" if result.stage_layers == result.model["layers"] else "stage 0"
@@ -50,6 +53,7 @@ def compare_sheets(result: Comparison, units: str) -> list[Sheet]:
             rows=rows_of(columns, policies),
             answer=answer,
             fits=fits,
+            advice=advice,
             above=_inputs(result),
             below=_optimum(result, units),
             notes=(*notes, *result.notes),

@@ -38,8 +38,11 @@ def _named(stages: list[StageFigure]) -> str:
     return f"{first}" if first == last else f"{first}-{last}"
 
 
-def memory_sheets(result: MemoryReport, units: str) -> list[Sheet]:
-    """Stages with their parts, the peak in words, what fits, and the limits if asked for."""
+def memory_sheets(result: MemoryReport, units: str, advice: tuple[str, ...] = ()) -> list[Sheet]:
+    """Stages with their parts, the peak in words, what fits, and the limits if asked for.
+
+    ``advice`` is what to change, where it does not fit.
+    """
     stages = result.stages
     total = max(stage.total_bytes for stage in stages)
     many, judged = len(stages) > 1, result.fits is not None
@@ -82,6 +85,7 @@ def memory_sheets(result: MemoryReport, units: str) -> list[Sheet]:
             records=tuple(record(stage, stage.stage) for stage in stages),
             answer=_answer(result, units),
             fits=result.fits,
+            advice=advice,
             above=input_lines(result),
             below=_below(result, units),
             notes=result.notes,

@@ -66,8 +66,11 @@ def _warranted(result: Utilisation) -> float | str:
     return float(text) if "e" in text else text
 
 
-def mfu_sheets(result: Utilisation, units: str) -> list[Sheet]:
-    """Figures of one step; a calibration's runs below it. First whether it fits at all."""
+def mfu_sheets(result: Utilisation, units: str, advice: tuple[str, ...] = ()) -> list[Sheet]:
+    """Figures of one step; a calibration's runs below it. First whether it fits at all.
+
+    ``advice`` is what to change, where it does not fit.
+    """
     unfit = _unfit(result, units)
     lines = run_lines(result.model, result.layout, result.workload, result.framework)
     counted = "all s x s scores" if result.counting == "full" else "scores below the diagonal"
@@ -81,6 +84,7 @@ def mfu_sheets(result: Utilisation, units: str) -> list[Sheet]:
         ),
         rows=tuple(Row(row) for row in _quantities(result)),
         answer=_answer(result, units),
+        advice=advice if unfit and result.basis == "predicted" else (),
         fits=False if not result.possible or (unfit and result.basis == "predicted") else None,
         above=(
             *lines,

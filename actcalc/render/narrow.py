@@ -17,6 +17,8 @@ from actcalc.render.sheet import SPARE, Column, Sheet
 
 _LEAST_TEXT = 8
 """Columns that a text which wraps needs at least, to be read."""
+_MOST_WORD = 24
+"""Columns for the longest word of such a text; one that is longer is folded."""
 
 
 def narrowed(sheet: Sheet, width: int) -> tuple[Sheet | None, tuple[str, ...]]:
@@ -84,7 +86,8 @@ def _needs(sheet: Sheet) -> int:
             pass
         elif column.wrap:
             words = [word for text in texts for word in text.split()]
-            longest = min(longest, max(_LEAST_TEXT, *map(cell_len, words), 0))
+            word = min(_MOST_WORD, max(map(cell_len, words), default=0))
+            longest = min(longest, max(_LEAST_TEXT, word))
         elif column.align == "left" and not texts_wrap:
             longest = max((_longest_piece(text) for text in texts), default=0)
         total += longest

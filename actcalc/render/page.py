@@ -101,6 +101,7 @@ def section(sheet: Sheet, *, heading: bool = True, level: int = 2) -> str:
     title = f"<h{level}>{text(sheet.title)}</h{level}>\n"
     parts = [title] if heading and sheet.title else []
     parts += [f'<p class="answer">{text(sheet.answer)}</p>\n'] if sheet.answer else []
+    parts += [f"<p>{text(line)}</p>\n" for line in sheet.advice]
     parts += [f'<p class="soft">{text(line)}</p>\n' for line in sheet.above]
     if sheet.shown_columns:
         parts.append(table(sheet))

@@ -50,6 +50,7 @@ class Sheet:
     """One table with the lines that belong to it.
 
     ``answer`` is the whole answer in one sentence, which people read first; ``fits`` colours it.
+    ``advice`` is what to do about it.
     ``details`` are lines for those who ask for all (-v), as is a whole sheet that is a ``detail``.
 
     ``records`` are the rows for machines, where people are shown others (merged or shortened);
@@ -66,6 +67,7 @@ class Sheet:
     keys: tuple[str, ...] | None = None
     answer: str = ""
     fits: bool | None = None
+    advice: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
     detail: bool = False
 
@@ -78,7 +80,7 @@ class Sheet:
     def lines(self) -> tuple[str, ...]:
         """Every line of text that it has, in order."""
         rest = (*self.above, *self.below, *self.details, *self.notes)
-        return tuple(line for line in (self.answer, self.title, *rest) if line)
+        return tuple(line for line in (self.answer, *self.advice, self.title, *rest) if line)
 
     def shown(self, row: Row) -> list[str]:
         """A row's cells as people read them, without what is for machines alone."""

@@ -14,6 +14,7 @@ from actcalc.specs.result import Result
 
 UNITS = "GB"
 _DRAWN: Mapping[str, tuple[str, str]] = {
+    "actcalc/advise/1": ("advise", "advise_sheets"),
     "actcalc/breakdown/1": ("breakdown", "breakdown_sheets"),
     "actcalc/calibrate/1": ("calibrate", "calibrate_sheets"),
     "actcalc/check/1": ("check", "check_sheets"),
@@ -61,6 +62,7 @@ def table(result: Result) -> tuple[Sequence[str], Sequence[Sequence[Any]]]:
 
 def _html(sheet: Sheet) -> str:
     parts = [f"<p><strong>{escape(sheet.answer)}</strong></p>"] if sheet.answer else []
+    parts += [f"<p>{escape(line)}</p>" for line in sheet.advice]
     title = escape(sheet.title)
     parts += [f"<p>{title if parts else f'<strong>{title}</strong>'}</p>"] if title else []
     parts += [f"<p>{escape(line)}</p>" for line in sheet.above]

@@ -56,6 +56,8 @@ def _draw(sheet: Sheet, target: Console) -> None:
     signs = _same if takes_signs(target.encoding) else ascii_text
     if sheet.answer:
         target.print(Text(signs(sheet.answer), style=_VERDICTS[sheet.fits]))
+    if sheet.advice:
+        target.print(Text(signs("\n".join(sheet.advice))))
     if sheet.title:
         target.print(Text(signs(sheet.title), style="" if sheet.answer else "bold"))
     if sheet.above:

@@ -74,6 +74,8 @@ def markdown(sheets: list[Sheet]) -> str:
         if not sheet.visible:
             continue
         lines = [f"**{_escape(sheet.answer)}**", ""] if sheet.answer else []
+        for line in sheet.advice:
+            lines += [_escape(line), ""]
         title = _escape(sheet.title)
         lines += [title if sheet.answer else f"**{title}**", ""] if title else []
         for line in sheet.above:

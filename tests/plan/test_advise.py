@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from actcalc.answers.advise import advice_of, advise_run, replaced
+from actcalc.answers.advise import advise_run, replaced
 from actcalc.cli.options import MemoryOptions, RunOptions
 from actcalc.io.runs import load_run
 from actcalc.plan.advice import ALIKE, Advice
@@ -62,7 +62,8 @@ def run_of(name: str):
 
 @cache
 def advice(name: str) -> Advice:
-    return advice_of(run_of(name))
+    run = run_of(name)
+    return Advice(Trials(run), run.budget_bytes)
 
 
 @pytest.mark.parametrize("name", RUNS)
