@@ -84,7 +84,7 @@ def answer(
     """One report for each framework profile that is asked for."""
     refuse_idle(options, "memory", ("peak",))
     return [
-        memory_run(run, limits=largest, timeline=timeline)
+        memory_run(run, limits=largest, timeline=timeline, reserved=True)
         for run in options.runs(origin, memory.training())
     ]
 

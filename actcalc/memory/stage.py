@@ -215,6 +215,8 @@ class StageMemory:
             last_rank_spare_bytes=last_rank,
             peak_bytes=peak.total,
             reserved_at_least_bytes=-(-peak.total // _SEGMENT) * _SEGMENT,
+            reserved_bytes=None,
+            reserved_expandable_bytes=None,
             total_bytes=total,
             peak_at=peak.at,
             fits=None if usable is None else total <= usable,

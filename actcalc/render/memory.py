@@ -183,6 +183,7 @@ def _below(result: MemoryReport, units: str) -> tuple[str, ...]:
     lines = [
         f"Peak {where}{top.peak_at}: {size(top.peak_bytes, units)} allocated, "
         f"{size(top.static_bytes, units)} of it stay between steps.",
+        *_reserved(top, units, outside=result.device is not None),
         *([_held(result)] if len(result.stages) > 1 else []),
     ]
     return tuple(lines)
@@ -195,6 +196,18 @@ def _answer(result: MemoryReport, units: str) -> str:
     top = result.stages[result.peak_stage]
     where = f"The fullest GPU, of stage {top.stage}," if len(result.stages) > 1 else "One GPU"
     return f"{where} needs {size(top.total_bytes, units)} under {result.policy}."
+
+
+def _reserved(top: StageFigure, units: str, *, outside: bool) -> tuple[str, ...]:
+    """What the allocator reserves, and the driver shows."""
+    most, expandable = top.reserved_bytes, top.reserved_expandable_bytes
+    if most is None or expandable is None:
+        return ()
+    shown = f"; the driver shows {size(most + top.overhead_bytes, units)}" if outside else ""
+    return (
+        f"PyTorch reserves {size(most, units)} for that ({size(expandable, units)} with "
+        f"expandable_segments){shown}.",
+    )
 
 
 def _held(result: MemoryReport) -> str:

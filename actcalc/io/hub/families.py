@@ -362,7 +362,7 @@ _TEXT_TOWER = Family(
     adjust=("tower_positions",),
 )
 
-_STATE_SPACE: Keys = ("mamba", "linear_attention", "moe", "mlp")
+_STATE_SPACE: Keys = ("mamba", "linear_attention")
 _MAMBA = Family(
     code=_code("mamba"),
     facts={"position": "none", "norm": "rmsnorm"},
@@ -873,7 +873,8 @@ FAMILIES: dict[str, Family] = {
         facts={**_PLAIN.facts, "position": "none", "gated": False},
         flags={**_ALL_BIAS, "mlp_bias": ("mlp_bias", False)},
         activation=("mlp_hidden_act", "relu2"),
-        mixers=_STATE_SPACE,
+        windows="lettered",
+        mixers=(*_STATE_SPACE, "moe", "mlp"),
         defaults={"head_dim": 128, "kv_heads": 8},
         experts=replace(
             DEEPSEEK_V3.experts or Experts(), layers="lettered", shared_count=(),

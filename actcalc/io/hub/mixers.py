@@ -262,7 +262,9 @@ def _lettered(reading: Reading) -> None:
         fields.pop("moe", None)
     elif fields.get("moe") and values.has("moe_latent_size"):
         fields["moe"]["latent"] = values.integer("moe_latent_size", 1)
-    inside = values.text("mtp_hybrid_override_pattern")
+    inside = values.text("mtp_hybrid_override_pattern") or "".join(
+        _LETTERS.get(str(word), "") for word in values.items("mtp_layers_block_type") or []
+    )
     count = (
         values.integer("num_nextn_predict_layers")
         if inside and values.has("num_nextn_predict_layers")

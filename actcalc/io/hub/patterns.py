@@ -194,6 +194,7 @@ WINDOW_RULES: dict[str, Callable[[Values, int], Kinds]] = {
     "kimi": _kimi,
     "jamba": _jamba,
     "bamba": _bamba,
+    "lettered": _none,
     "listed_mamba": lambda values, layers: ("mamba",) * layers,
 }
 """Rule name -> kinds of attention, empty for all full. ``layer_types`` overrides any rule."""
@@ -201,6 +202,8 @@ WINDOW_RULES: dict[str, Callable[[Values, int], Kinds]] = {
 
 def attention_kinds(family: Family, values: Values, layers: int, window: int) -> Kinds:
     """What mixes tokens in each layer; empty when every layer attends to all tokens."""
+    if family.windows == "lettered":
+        return ()
     key = values.first(("layer_types", "layers_block_type"))
     listed = values.items(key, layers) if key else None
     if key and listed is not None:

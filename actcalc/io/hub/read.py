@@ -105,6 +105,8 @@ def _sizes(reading: Reading) -> None:
         fields["heads"] = 1
     for name in needed:
         found = reading.size(name, MAX_LAYERS if name == "layers" else None)
+        if found is None and name == "layers":
+            found = _listed_layers(reading.values)
         if found is None:
             keys = family.keys.get(name) or SIZES[name]
             reading.missing.append(keys[0])
@@ -131,6 +133,15 @@ def _sizes(reading: Reading) -> None:
         if found is None:
             reading.missing.append(SIZES["positions"][0])
         fields["max_positions"] = found or 0
+
+
+def _listed_layers(values: Values) -> int | None:
+    """Number of layers of a configuration that only lists them, by words or letters."""
+    pattern = values.text("hybrid_override_pattern")
+    if pattern:
+        return len(pattern)
+    key = values.first(("layers_block_type", "layer_types"))
+    return len(values.items(key) or []) or None if key else None
 
 
 def _facts(reading: Reading) -> None:
