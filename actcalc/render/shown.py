@@ -26,7 +26,7 @@ _DRAWN: Mapping[str, tuple[str, str]] = {
     "actcalc/mfu/1": ("mfu", "mfu_sheets"),
     "actcalc/plan/1": ("plan", "plan_sheets"),
     "actcalc/plan-layer/1": ("plan", "plan_sheets"),
-    "actcalc/plan-problem/1": ("plan", "problem_sheets"),
+    "actcalc/plan-problem/1": ("plan_problem", "problem_sheets"),
     "actcalc/search/1": ("search", "search_sheets"),
     "actcalc/terms/1": ("explain", "terms_sheets"),
 }
