@@ -174,9 +174,12 @@ def test_accuracy_is_that_of_the_pages():
                         page)  # fmt: skip
     assert f"| {sum(int(n) for n, _, _ in traced)} | median 0.0 % off, largest " in README
     assert f"largest {max(abs(float(e)) for _, _, e in traced):.1f} % |" in README
-    for what, share in re.findall(r"\*\*(reserved|device)\*\* \| all \| \d+ \| ([\d.]+) %", page):
-        words = {"reserved": "reserved memory is {:.0f} % above", "device": "figure {:.0f} %"}
-        assert words[what].format(float(share)) in " ".join(README.split())
+    shares = re.findall(r"\*\*(reserved|device)\*\* \| all \| (\d+) \| ([\d.]+) %", page)
+    assert len(shares) == 2
+    for what, count, share in shares:
+        words = {"reserved": "reserved by the allocator", "device": "of the whole device"}[what]
+        assert f"| memory {words}, published | {count} | median {share} % off |" in README
+    assert f"figure is {float(shares[1][2]):.0f} % above" in " ".join(README.split())
 
 
 def test_accuracy_of_times_is_that_of_the_benchmark():

@@ -165,9 +165,9 @@ def _commands(result: AdviceReport) -> tuple[str, ...]:
     best = result.combination or result.more_gpus
     if best is None:
         return ()
-    lines = [best.command]
+    lines = [f"Shown by: {best.command}"]
     if best.launch_file is not None:
-        lines.append(f"{best.launch_file}: {'  '.join(best.launch_changes)}")
+        lines.append(f"Written for {best.launch_file}: {'  '.join(best.launch_changes)}")
     return tuple(lines)
 
 
