@@ -28,6 +28,7 @@ _DRAWN: Mapping[str, tuple[str, str]] = {
     "actcalc/plan-layer/1": ("plan", "plan_sheets"),
     "actcalc/plan-problem/1": ("plan_problem", "problem_sheets"),
     "actcalc/search/1": ("search", "search_sheets"),
+    "actcalc/sweep/1": ("sweep", "sweep_sheets"),
     "actcalc/terms/1": ("explain", "terms_sheets"),
 }
 """Module and function that draw each kind of answer, by its schema."""

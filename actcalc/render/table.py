@@ -127,5 +127,9 @@ def _styles(sheet: Sheet, row: Row) -> list[str]:
 def export_text(sheets: list[Sheet]) -> str:
     """The sheets as plain text of a fixed width."""
     out = io.StringIO()
-    print_sheets(sheets, Console(file=out, highlight=False, markup=False, width=110, no_color=True))
+    target = Console(
+        file=out, highlight=False, markup=False, width=110, no_color=True,
+        force_jupyter=False, force_terminal=False,
+    )  # fmt: skip
+    print_sheets(sheets, target)
     return out.getvalue()
