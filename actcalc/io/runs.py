@@ -135,7 +135,7 @@ def resolve(
     name = device if device is not None else origin.device
     if name is not None:
         from actcalc.io.devices import load_device
-    asked = tuple(policies) or origin.policies
+    asked = _listed(tuple(policies) or origin.policies)
     return Run(
         model=spec,
         layout=plan,
@@ -156,6 +156,20 @@ def resolve(
         training=tuned,
         title=origin.title,
     )
+
+
+MAX_POLICIES = 64
+"""Policies of one run, side by side."""
+
+
+def _listed(policies: Sequence[str]) -> tuple[str, ...]:
+    """Each policy once; ``SpecError`` for more than are compared at a time."""
+    names = tuple(dict.fromkeys(name.strip() for name in policies))
+    if len(names) > MAX_POLICIES:
+        raise SpecError(
+            f"{len(names)} policies are asked for", f"name at most {MAX_POLICIES} at a time"
+        )
+    return names
 
 
 def _check_needs(origin: Source, changes: Mapping[str, Mapping[str, Any]]) -> None:

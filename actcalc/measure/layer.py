@@ -260,6 +260,7 @@ def _check_ids(layer: MeasuredLayer, path: Path, hint: str) -> None:
         )
     numbers = [n for storage in layer.storages for n in (storage.bytes, *storage.shape)]
     numbers += [op.forward_flops for op in layer.ops]
+    numbers += [layer.params, layer.forward_flops]
     numbers += [run.forward_flops for run in layer.modules]
     if min(numbers, default=0) < 0:
         raise SpecError(f"{path}: a size or a number of FLOPs is negative", hint=hint)
