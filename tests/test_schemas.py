@@ -101,6 +101,12 @@ LINES: dict[str, list[str]] = {
         f"plan {BLOCK} --memory 200MB --emit torch",
         f"plan {BLOCK} --memory 200MB --method sqrt",
     ],
+    "advise": [
+        "advise llama-3-8b --device rtx-4090",
+        f"advise {GPT3} --pp 8 --dp 4 --framework megatron {A100} --tokens 300e9",
+        f"advise gpt2 {A100} --policy full",
+        "advise gpt2 --device t4",
+    ],
     "check": [
         f"check gpt2 --framework megatron --log {LOG}",
         f"check gpt2 --framework megatron --global-batch 64 --dp 8 --log {LOG} {A100}",

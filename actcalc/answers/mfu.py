@@ -234,7 +234,7 @@ def utilisation(
         prediction=_prediction(
             prediction, run, seconds if basis == "measured" else None, efficiency
         ),
-        training=_training(tokens, step_tokens, seconds, count, price_per_gpu_hour),
+        training=training_run(tokens, step_tokens, seconds, count, price_per_gpu_hour),
         notes=_notes(
             staged, prediction, impossible, hardware.convention, by_ops / available, efficiency
         ),
@@ -412,9 +412,10 @@ def _prediction(
     )
 
 
-def _training(
+def training_run(
     tokens: int | None, step_tokens: int, seconds: float, gpus: int, price: float | None
 ) -> Training | None:
+    """A whole training run of ``tokens`` at steps of ``seconds``; None without tokens."""
     if tokens is None:
         return None
     steps = -(-tokens // step_tokens)

@@ -62,3 +62,19 @@ def parse_split(text: str | None) -> tuple[int, ...] | None:
             raise SpecError(f"--layers-per-stage {text!r}: too many stages", "use at most 4096")
         counts += [int(count)] * (int(repeat) if times else 1)
     return tuple(counts)
+
+
+def given_words(models: Sequence[str], *bundles: Any) -> list[str]:
+    """``models`` and the flags of each bundle of options that was given, as on a command line."""
+    found = list(models)
+    for bundle in bundles:
+        for field in fields(bundle):
+            value, flag = getattr(bundle, field.name), flag_of(field.name)
+            if value is None:
+                continue
+            if isinstance(value, bool):
+                found.append(flag if value else flag.replace("--", "--no-", 1))
+            else:
+                for one in value if isinstance(value, list) else [value]:
+                    found += [flag, str(one)]
+    return found

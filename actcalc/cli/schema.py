@@ -33,6 +33,7 @@ OUTPUTS = {
     "plan": ("actcalc.answers.plan", "RunPlan"),
     "plan-layer": ("actcalc.answers.measured_plan", "LayerPlan"),
     "plan-problem": ("actcalc.answers.plan_problem", "ProblemPlan"),
+    "advise": ("actcalc.answers.advise", "AdviceReport"),
     "check": ("actcalc.answers.check", "Check"),
     "mfu": ("actcalc.answers.mfu", "Utilisation"),
     "explain": ("actcalc.answers.explain.terms", "Explanation"),

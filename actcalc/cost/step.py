@@ -19,7 +19,7 @@ from actcalc.cost.roofline import NOTHING, LayerTime, Roofline
 from actcalc.errors import SpecError
 from actcalc.layers.core.graph import Collective, Graph
 from actcalc.layers.model import ModelGraph
-from actcalc.memory.states import parameters_of, recipe, replicas
+from actcalc.memory.states import packed_bytes, packs, parameters_of, recipe, replicas
 from actcalc.policy.rules import Policy
 from actcalc.run.staged import StagedRun
 from actcalc.specs.recipes import Recipe
@@ -122,10 +122,12 @@ def _chunk_times(policy: Policy, roofline: Roofline) -> list[list[LayerTime]]:
 
 
 class _Shards(NamedTuple):
-    """Seconds of one graph's collectives under ZeRO-3; 0 without."""
+    """Seconds of one graph's collectives under ZeRO-3, and of its weights' way from host memory; 0
+    without."""
 
     gather: float
     scatter: float
+    fetch: float = 0.0
 
 
 def _shards(roofline: Roofline, graph: Graph) -> _Shards:
@@ -133,8 +135,9 @@ def _shards(roofline: Roofline, graph: Graph) -> _Shards:
     context = model.context
     layout = context.layout
     found = [0.0, 0.0]
+    fetch = _fetch(roofline, graph)
     if layout.zero < 3:
-        return _Shards(0.0, 0.0)
+        return _Shards(0.0, 0.0, fetch)
     rules = recipe(model, training)
     parameters = parameters_of(model, graph, training)
     reduced = _reduced_bytes(training, rules)
@@ -147,7 +150,26 @@ def _shards(roofline: Roofline, graph: Graph) -> _Shards:
         found[1] += collective_seconds(
             Collective.REDUCE_SCATTER, group.trained * reduced, ranks, stride, rates
         )
-    return _Shards(*found)
+    return _Shards(found[0], found[1], fetch)
+
+
+def _fetch(roofline: Roofline, graph: Graph) -> float:
+    """Seconds in which one graph's offloaded weights come from host memory, in forward or backward.
+
+    All of them, or a rank's own shard under ZeRO-3 (Rajbhandari et al. 2021, ZeRO-Infinity, section
+    6.1; torch FSDP CPUOffloadPolicy).
+    """
+    model, training = roofline.model, roofline.training
+    if training.offload != "weights":
+        return 0.0
+    layout, rules = model.context.layout, recipe(model, training)
+    parameters = parameters_of(model, graph, training)
+    size = 0.0
+    for group, expert in ((parameters.dense, False), (parameters.expert, True)):
+        own = rules.weight * (group.parameters - group.packed * packs(training))
+        ranks = replicas(layout, training, expert=expert) if layout.zero == 3 else 1
+        size += (own + packed_bytes(group, training)) / ranks
+    return size / roofline.rates.host
 
 
 def _sharded(roofline: Roofline, graph: Graph, time: LayerTime) -> LayerTime:
@@ -155,23 +177,22 @@ def _sharded(roofline: Roofline, graph: Graph, time: LayerTime) -> LayerTime:
 
     Weights are gathered before its forward and again before its backward, gradients scattered
     after it, each beside the neighbouring layers' work (FSDP prefetches one layer). Without
-    prefetch the layer waits for its weights.
+    prefetch the layer waits for its weights. Weights in host memory come the same way.
     """
-    gather, scatter = _shards(roofline, graph)
-    if not gather:
+    gather, scatter, fetch = _shards(roofline, graph)
+    if not gather and not fetch:
         return time
+    share = roofline.rates.shares.communication_multiprocessors
     if not roofline.training.prefetch:
-        share = roofline.rates.shares.communication_multiprocessors
         return replace(
             time,
-            forward=gather + time.forward,
-            backward=gather + beside(time.backward, scatter, share),
+            forward=fetch + gather + time.forward,
+            backward=fetch + gather + beside(time.backward, scatter, share),
         )
-    share = roofline.rates.shares.communication_multiprocessors
     return replace(
         time,
-        forward=beside(time.forward, gather, share),
-        backward=beside(time.backward, gather + scatter, share),
+        forward=max(fetch, beside(time.forward, gather, share)),
+        backward=max(fetch, beside(time.backward, gather + scatter, share)),
     )
 
 
@@ -187,7 +208,7 @@ def _unhidden(roofline: Roofline, first: Graph) -> LayerTime:
     if any(weight.scope for weight in model.head.weights):
         ends = ends[:1]  # a tied embedding is one tensor
     inner = _shards(roofline, first)
-    gather = inner.gather + sum(end.gather for end in ends)
+    gather = inner.gather + inner.fetch + sum(end.gather + end.fetch for end in ends)
     scatter = inner.scatter + sum(end.scatter for end in ends)
     return LayerTime(gather, 0.0, scatter, 0.0)
 

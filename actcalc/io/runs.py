@@ -9,7 +9,7 @@ from actcalc.errors import SpecError
 from actcalc.io import presets
 from actcalc.io.sources import Source, source
 from actcalc.specs.base import Spec
-from actcalc.specs.check import check, check_training
+from actcalc.specs.check import check, check_profile, check_training
 from actcalc.specs.framework import Framework
 from actcalc.specs.layout import Layout
 from actcalc.specs.model import Model
@@ -129,7 +129,7 @@ def resolve(
     trained = _apply(origin.training, tuning, "training")
     check(spec, plan, work)
     profile = load_framework(framework or origin.framework or default_framework(origin, plan))
-    _check_profile(profile, plan, work)
+    check_profile(profile, plan, work)
     tuned = build(Training, trained, "training", vetted=vetted) if trained else Training()
     check_training(spec, plan, tuned, replicas_known="dp" in grid)
     name = device if device is not None else origin.device
@@ -188,45 +188,6 @@ def _still_assumed(origin: Source, given: Mapping[str, Mapping[str, Any]]) -> tu
         if field not in given.get(section, {}):
             told.append(note)
     return tuple(told)
-
-
-def _check_profile(profile: Framework, layout: Layout, workload: Workload) -> None:
-    """Refuse degrees and number formats that the profile's layers do not know."""
-    if workload.precision.startswith("amp") and not profile.autocast:
-        raise SpecError(
-            f"precision {workload.precision} is autocast, which the {profile.name} profile "
-            "does not know",
-            "use --precision bf16, or --framework transformers",
-        )
-    if workload.fp8_products and not profile.fp8:
-        raise SpecError(
-            f"the {profile.name} profile has no fp8 recipe",
-            "use --framework megatron, or --precision bf16",
-        )
-    split = [n for n in ("tp", "pp", "cp", "ep") if getattr(layout, n) > 1]
-    if split and not profile.model_parallel:
-        degrees = ", ".join(f"{name} {getattr(layout, name)}" for name in split)
-        raise SpecError(
-            f"the {profile.name} profile knows one GPU and data parallelism, not {degrees}",
-            f"use --framework megatron, or drop --{split[0]}",
-        )
-    if profile.layers == "pytorch":
-        _check_modules(profile, layout)
-
-
-def _check_modules(profile: Framework, layout: Layout) -> None:
-    """Refuse what layers of PyTorch modules do not know of parallelism."""
-    if layout.ep > 1:
-        raise SpecError(
-            f"the {profile.name} profile knows tensor, pipeline, context and data parallelism, "
-            f"not ep {layout.ep}",
-            "use --framework megatron, or drop --ep",
-        )
-    if layout.tp > 1 and not layout.sp:
-        raise SpecError(
-            f"the {profile.name} profile runs tensor parallelism with sequence parallelism",
-            "add --sp",
-        )
 
 
 def _foreign_policy(profile: Framework, policies: Sequence[str]) -> tuple[str, ...]:

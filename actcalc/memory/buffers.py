@@ -195,8 +195,10 @@ def _data_parallel(
         return []
     buckets = model.context.framework.reduction_buckets
     ranks = replicas(layout, training, expert=False)
-    if layout.zero == 3 and ranks > 1 and not gathers:
-        return _sharded(model, training, rules, parts)
+    away = training.offload == "weights"
+    if (away or (layout.zero == 3 and ranks > 1)) and not gathers:
+        found = _sharded(model, training, rules, parts)
+        return found if layout.zero == 3 and ranks > 1 else found[:1]
     torch = layout.zero == 0 or (layout.zero == 1 and training.zero_redundancy)
     if buckets and layout.dp > 1 and torch:
         if training.bucket_view:
@@ -226,7 +228,8 @@ def _data_parallel(
 def _sharded(
     model: ModelGraph, training: Training, rules: Recipe, parts: Sequence[Part]
 ) -> list[Buffer]:
-    """Weights gathered for the layer at work (and the next), and its unreduced gradients.
+    """Weights gathered for the layer at work (and the next), whether they are sharded over ranks or
+    wait in host memory, and its unreduced gradients.
 
     Gradients are made in the gathered type and copied to the type they are reduced in
     (torch.distributed.fsdp fully_shard: _fsdp_collectives.py foreach_reduce).

@@ -26,7 +26,8 @@ _STYLE = """
 body { margin: 0 auto; padding: 1.2rem 1rem 3rem; max-width: 62rem; background: var(--page);
   color: var(--ink); font: 16px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
 h1 { font-size: 1.45rem; line-height: 1.25; margin: .2rem 0 .8rem; overflow-wrap: anywhere; }
-h2 { font-size: 1.12rem; margin: 2.2rem 0 .5rem; }
+h2 { font-size: 1.2rem; margin: 2.4rem 0 .5rem; }
+h3 { font-size: 1.02rem; margin: 1.5rem 0 .4rem; }
 p { margin: .35rem 0; overflow-wrap: anywhere; }
 .answer { font-size: 1.15rem; margin: .6rem 0 1rem; }
 .soft, .note, figcaption { color: var(--soft); font-size: .92rem; }
@@ -49,13 +50,16 @@ figure .small { display: none; }
 pre, code { font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: .9rem; }
 pre { background: var(--band); padding: .7rem .9rem; border-radius: 6px; white-space: pre-wrap;
   overflow-wrap: anywhere; }
+nav { margin: 1rem 0; }
+details { margin: .6rem 0; } summary { cursor: pointer; }
 a { color: var(--link); }
 footer { margin-top: 2.5rem; border-top: 1px solid var(--line); padding-top: .6rem; }
 @media (max-width: 760px) { figure .large { display: none; } figure .small { display: block; }
   th, td { padding: .3rem .5rem; } body { font-size: 15px; } }
-@media print { :root { --ink: #000; --soft: #333; --page: #fff; --line: #999; --band: #f2f2f2;
+@media print { nav { display: none; }
+  :root { --ink: #000; --soft: #333; --page: #fff; --line: #999; --band: #f2f2f2;
   --link: #000; } body { max-width: none; padding: 0; font-size: 10.5pt; }
-  figure, tr, .keep { break-inside: avoid; } h2 { break-after: avoid; }
+  figure, tr, .keep { break-inside: avoid; } h2, h3 { break-after: avoid; }
   figure .large { display: block; } figure .small { display: none; }
   .wide-table { overflow: visible; } thead { display: table-header-group; } }
 """
@@ -92,9 +96,10 @@ def answer_page(sheets: Sequence[Sheet], charts: Sequence[Chart]) -> str:
     return page(title, "".join(body) + "</main>\n")
 
 
-def section(sheet: Sheet, *, heading: bool = True) -> str:
+def section(sheet: Sheet, *, heading: bool = True, level: int = 2) -> str:
     """One sheet: its title, the lines above, the table, the lines below, the notes."""
-    parts = [f"<h2>{text(sheet.title)}</h2>\n"] if heading and sheet.title else []
+    title = f"<h{level}>{text(sheet.title)}</h{level}>\n"
+    parts = [title] if heading and sheet.title else []
     parts += [f'<p class="soft">{text(line)}</p>\n' for line in sheet.above]
     if sheet.shown_columns:
         parts.append(table(sheet))
@@ -107,7 +112,7 @@ def table(sheet: Sheet) -> str:
     """The sheet's table; the first column heads its rows where it holds names."""
     columns = sheet.shown_columns
     head = "".join(
-        f'<th scope="col"{_side(column.align)}>{text(" ".join(column.title.split()))}</th>'
+        f'<th scope="col"{_side(column.align)}>{text(_one_line(column.title))}</th>'
         for column in columns
     )
     rows = []
@@ -127,21 +132,26 @@ def table(sheet: Sheet) -> str:
     )
 
 
+def _one_line(title: str) -> str:
+    """A column's title without the breaks that a narrow terminal needs."""
+    return " ".join(title.replace("-\n", "-").split())
+
+
 def _side(align: str, *, wrap: bool = False) -> str:
     names = (["left"] if align == "left" else []) + (["wrap"] if wrap else [])
     return f' class="{" ".join(names)}"' if names else ""
 
 
-def pictures(charts: Sequence[Chart]) -> str:
+def pictures(charts: Sequence[Chart], *, level: int = 2) -> str:
     """Each chart as a figure, drawn twice: for a page, and for a telephone."""
     if not charts:
         return ""
     if find_spec("vl_convert") is None:
         return f'<p class="note">{text(MISSING)}</p>\n'
-    return "".join(map(_figure, charts))
+    return "".join(_figure(chart, level) for chart in charts)
 
 
-def _figure(chart: Chart) -> str:
+def _figure(chart: Chart, level: int) -> str:
     from actcalc.render.charts.draw import svg
 
     lines = "".join(f"<br>{text(line)}" for line in chart.lines)
@@ -151,7 +161,7 @@ def _figure(chart: Chart) -> str:
         for name, width in (("large", WIDE), ("small", NARROW))
     ]
     return (
-        f"<figure>\n<h2>{text(chart.title)}</h2>\n{''.join(drawn)}"
+        f"<figure>\n<h{level}>{text(chart.title)}</h{level}>\n{''.join(drawn)}"
         f"<figcaption>{text(chart.about)}.{lines}</figcaption>\n</figure>\n"
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from actcalc.errors import SpecError
+from actcalc.specs.framework import Framework
 from actcalc.specs.layout import Layout
 from actcalc.specs.model import Model
 from actcalc.specs.schedules import SCHEDULES
@@ -40,6 +41,45 @@ def check(model: Model, layout: Layout, workload: Workload) -> None:
             f"moe_imbalance {workload.moe_imbalance:g} spreads tokens over experts, but "
             f"{model.name} has none",
             "drop --moe-imbalance",
+        )
+
+
+def check_profile(profile: Framework, layout: Layout, workload: Workload) -> None:
+    """Refuse degrees and number formats that the profile's layers do not know."""
+    if workload.precision.startswith("amp") and not profile.autocast:
+        raise SpecError(
+            f"precision {workload.precision} is autocast, which the {profile.name} profile "
+            "does not know",
+            "use --precision bf16, or --framework transformers",
+        )
+    if workload.fp8_products and not profile.fp8:
+        raise SpecError(
+            f"the {profile.name} profile has no fp8 recipe",
+            "use --framework megatron, or --precision bf16",
+        )
+    split = [n for n in ("tp", "pp", "cp", "ep") if getattr(layout, n) > 1]
+    if split and not profile.model_parallel:
+        degrees = ", ".join(f"{name} {getattr(layout, name)}" for name in split)
+        raise SpecError(
+            f"the {profile.name} profile knows one GPU and data parallelism, not {degrees}",
+            f"use --framework megatron, or drop --{split[0]}",
+        )
+    if profile.layers == "pytorch":
+        _check_modules(profile, layout)
+
+
+def _check_modules(profile: Framework, layout: Layout) -> None:
+    """Refuse what layers of PyTorch modules do not know of parallelism."""
+    if layout.ep > 1:
+        raise SpecError(
+            f"the {profile.name} profile knows tensor, pipeline, context and data parallelism, "
+            f"not ep {layout.ep}",
+            "use --framework megatron, or drop --ep",
+        )
+    if layout.tp > 1 and not layout.sp:
+        raise SpecError(
+            f"the {profile.name} profile runs tensor parallelism with sequence parallelism",
+            "add --sp",
         )
 
 

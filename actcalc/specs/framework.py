@@ -19,6 +19,29 @@ from actcalc.specs.training import Recipe
 Seconds = Annotated[float, Bounds(0.0, 1.0)]
 """Seconds of the host for one op."""
 
+LOSSES: Mapping[str, Mapping[str, Any]] = {
+    "fused": {"training.loss": "fused"},
+    "chunked": {"training.loss": "chunked"},
+    "compiled": {"training.compiled_loss": True},
+    "native": {"workload.kernels.cross_entropy_loss_fusion": True},
+    "te": {
+        "workload.kernels.cross_entropy_loss_fusion": True,
+        "workload.kernels.cross_entropy_fusion_impl": "te",
+    },
+}
+"""Ways of a cross-entropy that a framework may offer, and the fields of a run that ask for each."""
+
+_LISTS: Mapping[str, tuple[Any, ...]] = {
+    "losses": tuple(LOSSES),
+    "zero_stages": (1, 2, 3),
+    "offloads_states": ("optimizer", "weights"),
+    "quantised_bits": (4, 8),
+    "launch_files": (
+        "megatron", "torchtitan", "transformers", "fsdp", "deepspeed", "axolotl", "yaml",
+    ),
+}  # fmt: skip
+"""What each list of a profile may hold."""
+
 _ONLY: Mapping[Layers, tuple[str, ...]] = {
     "megatron": ("fp8", "multi_token_prediction", "transformer_engine"),
     "pytorch": ("autocast", "hub_models"),
@@ -81,6 +104,27 @@ class Framework(Spec):
     """Has a checkpoint that keeps every second matrix product (policy ``op``)."""
     offloads_modules: bool
     """Can send modules' activations to host memory (Megatron's fine-grained offload)."""
+    recomputes: Literal["layers", "ops", "modules"]
+    """Which policies its options can say: all layers or none; those, every n-th layer and every
+    second product; modules, segments of layers and the first layers of a chunk."""
+    offloads_states: tuple[str, ...]
+    """States that it can keep in host memory: optimizer, or weights and optimizer."""
+
+    # --- what a user of it can ask for ---
+    losses: tuple[str, ...]
+    """Ways of a cross-entropy beside its own (:data:`LOSSES`)."""
+    optimizer_names: Literal["megatron", "torchtitan", "transformers"]
+    """Column of the table of optimizers that lists those it has."""
+    zero_stages: tuple[int, ...]
+    """Stages of ZeRO that it has (FSDP is 3; sharded gradients without weights 2)."""
+    trains_adapters: bool
+    """Trains low-rank adapters over a frozen base: runs under it are fine-tuning."""
+    quantised_bits: tuple[int, ...]
+    """Bits of a frozen base's weights that it can quantise to."""
+    steps_in_backward: bool
+    """Can update each weight as soon as its gradient is there."""
+    launch_files: tuple[str, ...]
+    """Files that a run of it is written as (``--emit``), the plainest first."""
 
     # --- gradients ---
     main_gradients: bool
@@ -120,8 +164,21 @@ class Framework(Spec):
         """The kernel for ``kind`` in models of ``family``; ``KeyError`` if the profile has none."""
         return self.families.get(family, {}).get(kind) or self.kernels[kind]
 
+    def __post_init__(self) -> None:
+        for name in _LISTS:
+            value = getattr(self, name)
+            self._set(**{name: tuple(value) if isinstance(value, list | tuple) else value})
+        super().__post_init__()
+
     def _check(self) -> None:
         what = f"framework {self.name}"
+        for name, known in _LISTS.items():
+            value = getattr(self, name)
+            if not isinstance(value, tuple) or any(one not in known for one in value):
+                raise SpecError(
+                    f"{what}: {name} is {shorten(value)}",
+                    "write a list of " + ", ".join(map(str, known)),
+                )
         if self.recipe == "auto":
             raise SpecError(f"{what}: recipe auto asks the framework", "name the recipe itself")
         for layers, traits in _ONLY.items():

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from actcalc.errors import SpecError
+from actcalc.errors import MissingExtraError
 from actcalc.render.charts.chart import WIDE, Chart
 
 _VERSION = "6.4"
@@ -18,11 +18,11 @@ _DARK = (
 
 
 def converter() -> Any:
-    """The module that draws; ``SpecError`` with what to install where it is missing."""
+    """The module that draws; ``MissingExtraError`` with what to install where it is missing."""
     try:
         import vl_convert
     except ImportError as error:
-        raise SpecError(
+        raise MissingExtraError(
             "drawing a chart needs vl-convert-python, which is not installed",
             "pip install 'actcalc[charts]'; -o chart.vl.json needs nothing more",
         ) from error

@@ -56,11 +56,12 @@ def stages_chart(result: MemoryReport, units: str) -> Chart:
         if get(stage)
     ]
     names = [name for name, _, _ in _PARTS if any(row["part"] == name for row in rows)]
-    axis = {"labelAngle": 0, "labelOverlap": True}
+    axis = {"labelAngle": 0, "labelOverlap": True} if len(stages) > 1 else None
     x = {**category("stage", axis=axis), "title": "pipeline stage", "type": "ordinal"}
+    wide = {"band": 0.9 if len(stages) > 1 else 0.3}
     bars = {
         "data": {"values": rows},
-        "mark": {"type": "bar", "stroke": "#ffffff", "strokeWidth": 0.4},
+        "mark": {"type": "bar", "width": wide, "stroke": "#ffffff", "strokeWidth": 0.4},
         "encoding": {
             "x": x,
             "y": quantity("value", f"{unit} of one GPU"),

@@ -1,0 +1,198 @@
+"""Advice as sheets: a table of remedies and the cheapest combination, or what spare memory buys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from actcalc.answers.advise import AdviceReport, CombinationFigure, RemedyFigure
+from actcalc.plan.advice import ALIKE
+from actcalc.render.compare import run_lines
+from actcalc.render.room import less
+from actcalc.render.sheet import Column, Sheet, bytes_column, rows_of
+from actcalc.render.units import count, digits, percent, size
+
+_TRAINED = {
+    "adapters": "adapters alone are trained",
+    "host": "states wait in host memory",
+    "data": "sequences are shorter",
+}
+"""What a combination does not leave as it is, in a clause."""
+
+
+def advise_sheets(result: AdviceReport, units: str) -> list[Sheet]:
+    """The verdict and the combination first, then every remedy alone, then the run's own time."""
+    above = (
+        *verdict(result, units),
+        *run_lines(result.model, result.layout, result.workload, result.framework),
+        f"policy {result.policy}  peak on stage {result.peak_stage}, {result.peak_at}"
+        if result.layout["pp"] > 1
+        else f"policy {result.policy}  peak {result.peak_at}",
+    )
+    sheets = [_remedies(result, units, above)]
+    if result.spare:
+        sheets.append(_spare(result, units))
+    return sheets
+
+
+def verdict(result: AdviceReport, units: str) -> tuple[str, ...]:
+    """Whether it fits, and what to do about it: the lines that every command prints first."""
+    usable = f"{size(result.budget_bytes, units)}"
+    if result.headroom_ratio:
+        usable += f" ({less(result.device_bytes, result.headroom_ratio, units)})"
+    name, need = (result.device or {}).get("title"), size(result.total_bytes, units)
+    said = f"{name}: a GPU needs {need} of {usable}."
+    if result.fits:
+        return (f"Fits {said}",)
+    return (f"Does not fit {said}", *advice_lines(result, units))
+
+
+def advice_lines(result: AdviceReport, units: str) -> tuple[str, ...]:
+    """At most three lines on what to change: the cheapest that fits, what else does, what frees
+    most."""
+    lines: list[str] = []
+    gpus = "1 GPU" if result.gpus == 1 else f"{result.gpus} GPUs"
+    best = result.combination
+    if best is None:
+        lines.append(f"Nothing that {result.framework} offers makes it fit on {gpus}.")
+    else:
+        lines.append(f"Cheapest that fits: {_said(best, units)}.")
+    others = [_said(one, units) for one in result.alternatives]
+    if result.more_gpus is not None:
+        more = result.more_gpus
+        flags = " ".join(more.changes)
+        others.append(f"on {more.gpus} GPUs {flags}: {size(more.total_bytes, units)} each")
+    if others:
+        lines.append(("Or " if best else "But ") + "; or ".join(others) + ".")
+    alone = _alone(result, units)
+    return (*lines, *([alone] if alone else []))
+
+
+def _said(one: CombinationFigure, units: str) -> str:
+    """A combination in one clause: flags, bytes, time."""
+    trained = f" ({_TRAINED[one.keeps]})" if one.keeps in _TRAINED else ""
+    time = f", {slower(one.slowdown_ratio, least=one.slowdown_at_least)}"
+    return f"{' '.join(one.changes)}: {size(one.total_bytes, units)}{time}{trained}"
+
+
+def _alone(result: AdviceReport, units: str) -> str:
+    """Remedies that are enough alone, or else those that free most of each kind."""
+    known = [one for one in result.remedies if one.freed_bytes and one.keeps != "data"]
+    taken = result.combination.changes if result.combination else ()
+    if result.combination and len(taken) == 1:
+        enough = [one for one in known if one.enough and one.change not in taken]
+        return f"Enough alone too: {_listed(enough[:3], units)}." if enough else ""
+    free = [one for one in known if not _costs(one)]
+    costly = sorted((one for one in known if _costs(one)), key=lambda one: -(one.freed_bytes or 0))
+    parts = []
+    if free:
+        most = sorted(free, key=lambda one: -(one.freed_bytes or 0))[:2]
+        parts.append(f"Costs no time: {_listed(most, units)}")
+    if costly:
+        time = slower(costly[0].slowdown_ratio, least=costly[0].slowdown_at_least)
+        parts.append(f"frees most: {_listed(costly[:1], units)}, {time}")
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def _listed(remedies: Sequence[RemedyFigure], units: str) -> str:
+    return ", ".join(f"{one.name} ({size(one.freed_bytes or 0, units)})" for one in remedies)
+
+
+def _costs(one: RemedyFigure) -> bool:
+    return (one.slowdown_ratio or 0.0) > ALIKE or one.keeps == "host"
+
+
+def slower(ratio: float | None, *, least: bool = False) -> str:
+    """What a change costs in time, in words."""
+    if ratio is None:
+        return "time not known"
+    if abs(ratio) <= ALIKE and not least:
+        return "as fast"
+    if ratio < 0:
+        return f"{percent(-ratio)} less time"
+    return f"{'at least ' if least else ''}{percent(ratio)} slower"
+
+
+def _share(ratio: float | None) -> str:
+    return "not known" if ratio is None else "0 %" if abs(ratio) < 5e-4 else percent(ratio)
+
+
+def _remedies(result: AdviceReport, units: str, above: tuple[str, ...]) -> Sheet:
+    sizes = [one.total_bytes or 0 for one in result.remedies]
+    columns = (
+        Column("name", "remedy", align="left", wrap=True),
+        Column("change", "flags", align="left", wrap=True),
+        bytes_column("freed_bytes", "frees", sizes, units),
+        bytes_column("total_bytes", "then", sizes, units),
+        Column("slowdown_ratio", "slower\n ", _share),
+        Column(
+            "slowdown_at_least", "at\nleast", lambda value: "at least" if value else "",
+            shown=False,
+        ),
+        Column(
+            "enough", "fits\n ", lambda value: "yes" if value else "no", align="left",
+            shown=not result.fits,
+        ),
+        Column("keeps", "keeps", shown=False),
+    )  # fmt: skip
+    least = any(one.slowdown_at_least for one in result.remedies)
+    return Sheet(
+        title=f"{result.title}: what to change on {(result.device or {}).get('name')}",
+        columns=columns,
+        rows=rows_of(columns, result.remedies),
+        above=above,
+        below=(
+            *_commands(result),
+            *_time(result),
+            *(
+                ["Host memory: its transfers are timed, the host's own work is not."]
+                if least
+                else []
+            ),
+        ),
+        notes=result.notes,
+    )
+
+
+def _commands(result: AdviceReport) -> tuple[str, ...]:
+    """The combination as a command, and as the framework's own words."""
+    best = result.combination or result.more_gpus
+    if best is None:
+        return ()
+    lines = [best.command]
+    if best.launch_file is not None:
+        lines.append(f"{best.launch_file}: {'  '.join(best.launch_changes)}")
+    return tuple(lines)
+
+
+def _time(result: AdviceReport) -> tuple[str, ...]:
+    """The run's own step, and its whole training where tokens were given."""
+    time, whole = result.time, result.training_run
+    if time is None:
+        return ()
+    lines = [
+        f"One step as it is: {digits(time.step_seconds)} s, "
+        f"{time.tokens_per_second:,.0f} tokens a second, {count(time.tokens_per_day)} a day."
+    ]
+    if whole is not None:
+        price = "" if whole.price is None else f", price {whole.price:,.0f}"
+        lines.append(
+            f"{count(whole.tokens)} tokens: {digits(whole.days)} days, "
+            f"{whole.gpu_hours:,.0f} GPU-hours{price}."
+        )
+    return tuple(lines)
+
+
+def _spare(result: AdviceReport, units: str) -> Sheet:
+    sizes = [one.total_bytes for one in result.spare]
+    columns = (
+        Column("name", "what", align="left"),
+        Column("change", "flags", align="left", wrap=True),
+        bytes_column("total_bytes", "then", sizes, units),
+        Column("gain_ratio", "tokens/s\ngained", _share),
+    )
+    return Sheet(
+        title="what the memory left free buys, each alone",
+        columns=columns,
+        rows=rows_of(columns, result.spare),
+    )

@@ -1,0 +1,301 @@
+"""``advise``: each remedy is the changed run itself, and no combination that fits is cheaper."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+from dataclasses import fields
+from functools import cache
+
+import pytest
+
+from actcalc.answers.advise import advice_of, advise_run, replaced
+from actcalc.cli.options import MemoryOptions, RunOptions
+from actcalc.io.runs import load_run
+from actcalc.plan.advice import ALIKE, Advice
+from actcalc.plan.changes import _FLAGS, words
+from actcalc.plan.cheapest import POLICY, Axes, Cheapest, merged
+from actcalc.plan.remedies import REMEDIES
+from actcalc.plan.trials import Trials
+from tests.conftest import ROOT
+
+RUNS = {
+    "one GPU": ("llama-3-8b", {"device": "rtx-4090", "workload": {"seq": 2048, "micro_batch": 4}}),
+    "adapters": (
+        "llama-3-8b",
+        {"device": "rtx-4090", "training": {"lora_rank": 16},
+         "workload": {"seq": 4096, "micro_batch": 2}},
+    ),
+    "a node of torchtitan": (
+        "llama-3-8b",
+        {"device": "a100-40gb", "framework": "torchtitan", "layout": {"dp": 8, "zero": 2}},
+    ),
+    "V100 without flash": (
+        "gpt2-large",
+        {"device": "v100-32gb", "framework": "megatron-local",
+         "workload": {"precision": "fp16", "micro_batch": 8, "attention": "eager"}},
+    ),
+    "a pipeline": (
+        "llama-2-13b",
+        {"device": "a100-40gb", "framework": "megatron",
+         "layout": {"tp": 2, "sp": False, "pp": 2, "vpp": 2, "dp": 2},
+         "workload": {"attention": "eager", "global_batch": 16}},
+    ),
+    "experts": (
+        "mixtral-8x7b",
+        {"device": "h100-80gb", "framework": "megatron", "layout": {"dp": 16, "ep": 2}},
+    ),
+    "an unfused step": (
+        "llama-3.2-1b",
+        {"device": "rtx-4090", "layout": {"dp": 2}, "training": {"fused_optimizer": False},
+         "workload": {"attention": "eager", "seq": 256, "precision": "fp32"}},
+    ),
+}  # fmt: skip
+
+
+@cache
+def run_of(name: str):
+    preset, changes = RUNS[name]
+    return load_run(preset, **changes)
+
+
+@cache
+def advice(name: str) -> Advice:
+    return advice_of(run_of(name))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_remedy_is_the_run_that_its_flags_make(name, cli):
+    """``memory`` of the flags says the bytes that the remedy says, and whether they fit."""
+    given = [*_words(name)]
+    found = advise_run(run_of(name), given=given)
+    assert found.remedies
+    for one in found.remedies:
+        if one.freed_bytes is None:
+            continue
+        done = cli("memory", *replaced(given, shlex.split(one.change)), "--json").json
+        total = max(stage["total_bytes"] for stage in done["stages"])
+        assert (total, done["fits"]) == (one.total_bytes, one.enough), one.change
+        assert one.freed_bytes == found.total_bytes - total
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_command_of_a_combination_fits(name, cli):
+    found = advise_run(run_of(name), given=_words(name))
+    every = [found.combination, *found.alternatives, found.more_gpus]
+    for one in filter(None, every):
+        program, *command = shlex.split(one.command)
+        assert program == "actcalc"
+        done = cli(*command, "--json").json
+        assert done["fits"] is True
+        assert done["peak_bytes"] == one.peak_bytes
+        assert done["layout"] == json.loads(json.dumps(one.layout))
+        assert done["policy"] == one.policy
+
+
+def _words(name: str) -> list[str]:
+    """The run on a command line."""
+    preset, changes = RUNS[name]
+    change = {
+        f"{section}.{key}": value
+        for section in ("layout", "workload", "training")
+        for key, value in changes.get(section, {}).items()
+    }
+    found = [preset, *words(change), "--device", changes["device"]]
+    return [*found, "--framework", changes["framework"]] if "framework" in changes else found
+
+
+# --- the cheapest ---------------------------------------------------------------------------------
+
+FEW = ("one GPU", "adapters", "V100 without flash", "an unfused step")
+"""Runs whose combinations are few enough to try every one of them."""
+
+
+@pytest.mark.parametrize("share", [0.9, 0.6, 0.4, 0.25])
+@pytest.mark.parametrize("name", FEW)
+def test_no_combination_that_fits_is_cheaper(name, share):
+    """Every combination of options, at several budgets, against the branch and bound."""
+    trials = advice(name).trials
+    budget = int(share * advice(name).need.total_bytes)
+    axes = Axes(trials, budget)
+    remedies = [one for one in advice(name).remedies if one.keeps == "training"]
+    search = Cheapest(axes, remedies, {})
+    policies: list = [{}]
+    for remedy in remedies:
+        options = axes.options(remedy) if remedy.axis == POLICY else ()
+        policies += options[:: max(1, len(options) // 3)] + options[-1:]
+    best = float("inf")
+    for parts in itertools.product(*search.rows, policies):
+        change = merged(parts)
+        if axes.size(change) <= budget:
+            best = min(best, trials.seconds(change) or float("inf"))
+    parts = search.parts()
+    if parts is None:
+        assert best == float("inf")
+        return
+    change = merged(parts)
+    assert axes.size(change) <= budget
+    assert trials.seconds(change) <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_combination_needs_each_of_its_parts(name):
+    """Without any one it does not fit, or is slower than the run is and than all of them are."""
+    mine = advice(name)
+    for one in mine.combinations:
+        assert one.need.total_bytes <= mine.budget
+        most = max(one.seconds or 0.0, mine.seconds or 0.0) * (1 + ALIKE)
+        for part in one.parts:
+            rest = merged([each for each in one.parts if each is not part])
+            need, seconds = mine.trials.need(rest), mine.trials.seconds(rest)
+            fits = need is not None and need.total_bytes <= mine.budget
+            assert not fits or (seconds or 0.0) > most
+
+
+def test_it_keeps_the_training_where_it_can():
+    for name in RUNS:
+        kinds = [one.keeps for one in advice(name).combinations]
+        assert kinds[:1] in ([], ["training"]) or "training" not in kinds
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def test_every_remedy_is_some_runs():
+    shown = {one.remedy.name for name in RUNS for one in advice(name).singles}
+    outside = {remedy.name for remedy in REMEDIES if remedy.environment}
+    quiet = {
+        "4-bit base", "QLoRA", "LoRA", "recompute op by op", "step in backward",
+        "context parallelism",
+    }  # fmt: skip
+    assert {remedy.name for remedy in REMEDIES} - shown - outside <= quiet
+    assert len({remedy.name for remedy in REMEDIES}) == len(REMEDIES)
+
+
+def test_flags_are_those_of_the_commands():
+    options = {field.name for bundle in (RunOptions, MemoryOptions) for field in fields(bundle)}
+    assert {path.partition(".")[2] for path in _FLAGS} <= options
+
+
+def test_words_given_anew_replace_old_ones():
+    given = ["gpt2", "--tp", "2", "--sp", "--set", "seq=8", "--set", "ffn=4", "--policy", "full"]
+    made = ["--no-sp", "--policy", "none", "--set", "seq=9"]
+    assert replaced(given, made) == ["gpt2", "--tp", "2", "--set", "ffn=4", *made]
+
+
+# --- the answer -----------------------------------------------------------------------------------
+
+
+def test_the_contract_of_its_json(cli):
+    done = cli("advise", "llama-3-8b", "--device", "rtx-4090", "--json")
+    found = done.json
+    assert done.code == 1
+    assert found["schema"] == "actcalc/advise/1"
+    assert {"fits", "peak_bytes", "device_bytes", "remedies", "combination"} <= found.keys()
+    for one in found["remedies"]:
+        assert {"change", "freed_bytes", "slowdown_ratio", "enough"} <= one.keys()
+    best = found["combination"]
+    assert {"changes", "command", "peak_bytes", "slowdown_ratio"} <= best.keys()
+    assert best["total_bytes"] <= found["budget_bytes"] < found["device_bytes"]
+
+
+def test_what_spare_memory_buys_fits_and_no_more_does(cli):
+    words = ("llama-3-8b", "--device", "h100-80gb", "--lora-rank", "16", "--seq", "2048",
+             "--policy", "full")  # fmt: skip
+    done = cli("advise", *words, "--json")
+    assert done.code == 0
+    bought = {one["name"]: one for one in done.json["spare"]}
+    assert set(bought) == {"less recomputation", "larger micro-batch", "longer sequence"}
+    assert done.json["combination"] is None
+    assert bought["less recomputation"]["gain_ratio"] > 0.2
+    for one in bought.values():
+        with_it = replaced(words, shlex.split(one["change"]))
+        found = cli("memory", *with_it, "--json").json
+        assert found["fits"]
+        assert found["stages"][0]["total_bytes"] == one["total_bytes"]
+    flag, value = bought["larger micro-batch"]["change"].split()
+    assert not cli("memory", *words, flag, int(value) + 1, "--json").json["fits"]
+
+
+def test_without_a_time_the_order_is_the_usual_one(cli):
+    """A T4 has no bf16: nothing is timed, everything else is said."""
+    found = cli("advise", "gpt2", "--micro-batch", 16, "--device", "t4", "--json").json
+    assert found["time"] is None
+    assert {one["slowdown_ratio"] for one in found["remedies"]} == {None}
+    names = [one["name"] for one in found["remedies"] if one["keeps"] == "training"]
+    order = [remedy.name for remedy in REMEDIES if remedy.name in names]
+    assert [name for name in names if name != "expandable segments"] == [
+        name for name in order if name != "expandable segments"
+    ]
+    assert found["combination"]["total_bytes"] <= found["budget_bytes"]
+
+
+def test_flash_attention_is_not_offered_where_the_gpu_does_not_run_it(cli):
+    base = ("advise", "gpt2-large", "--framework", "megatron", "--attention", "eager", "--json",
+            "--precision", "fp16")  # fmt: skip
+
+    def flags(device):
+        return [one["change"] for one in cli(*base, "--device", device).json["remedies"]]
+
+    assert "--attention flash" in flags("a100-40gb")
+    assert "--attention flash" not in flags("v100-32gb")
+
+
+def test_expandable_segments_are_enough_where_the_headroom_alone_is_lacking(cli):
+    base = ("llama-3-8b", "--device", "a100-80gb", "--seq", "2048")
+    stage = cli("memory", *base, "--json").json["stages"][0]
+    share = 1 - stage["total_bytes"] / (stage["total_bytes"] + stage["margin_bytes"]) * 0.95
+
+    def enough(headroom):
+        found = cli("advise", *base, "--headroom", headroom, "--json").json["remedies"]
+        return next(one for one in found if one["name"] == "expandable segments")["enough"]
+
+    assert enough(f"{share + 0.01:.4f}") is True
+    done = cli("advise", "llama-3-8b", "--device", "rtx-4090", "--json").json["remedies"]
+    assert not any(one["enough"] for one in done if one["name"] == "expandable segments")
+
+
+def test_a_whole_training_run_is_priced(cli):
+    words = ("advise", "llama-3-8b", "--device", "h100-80gb", "--framework", "torchtitan",
+             "--gpus", 64, "--zero", 3, "--tokens", "1T", "--price-per-gpu-hour", 2)  # fmt: skip
+    found = cli(*words, "--json").json
+    whole, time = found["training_run"], found["time"]
+    assert found["gpus"] == 64
+    assert whole["price"] == pytest.approx(2 * whole["gpu_hours"])
+    assert whole["days"] == pytest.approx(1e12 / time["tokens_per_day"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("gpt2",), "there is none"),
+        (("gpt2", "--device", "a100-80gb", "--framework", "megatron,transformers"), "one framew"),
+        (("gpt2", "--device", "a100-80gb", "--price-per-gpu-hour", 2), "--tokens"),
+        (("gpt2", "--device", "a100-80gb", "--price-per-gpu-hour", -2, "--tokens", "1B"), "above"),
+        (("gpt2", "--device", "a100-80gb", "--tp", 2, "--gpus", 3), "the layout takes 2"),
+        (("gpt2", "--device", "t4", "--tokens", "1B"), "none can be derived"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(cli, args, message):
+    done = cli("advise", *args)
+    assert done.code == 2
+    assert message in done.err
+
+
+def test_a_changed_run_is_evaluated_once():
+    trials = Trials(run_of("one GPU"))
+    mine = Advice(trials, run_of("one GPU").budget_bytes)
+    assert mine.singles
+    assert mine.combinations
+    before = trials.evaluated
+    again = Advice(trials, run_of("one GPU").budget_bytes)
+    assert len(again.singles) == len(mine.singles)
+    assert again.combination is not None
+    assert trials.evaluated == before
+
+
+def test_the_page_has_every_remedy_in_its_order():
+    text = (ROOT / "docs" / "advise.md").read_text()
+    rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
+    assert rows[2:] == [remedy.name for remedy in REMEDIES]
