@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, visible
 from actcalc.io import presets
 from actcalc.io.sources import Source, source
 from actcalc.specs.base import Spec
@@ -154,7 +154,7 @@ def resolve(
             *_foreign_policy(profile, asked),
         ),
         training=tuned,
-        title=origin.title,
+        title=visible(origin.title),
     )
 
 

@@ -26,7 +26,7 @@ from typing import (
     get_origin,
 )
 
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, visible
 
 
 class Bounds(NamedTuple):
@@ -91,6 +91,10 @@ class Spec:
         return made
 
     def __post_init__(self) -> None:
+        for name in self.field_names():
+            value = getattr(self, name)
+            if isinstance(value, str) and not value.isprintable():
+                self._set(**{name: visible(value)})
         for name, annotation in _checked(type(self)):
             value = getattr(self, name)
             if value is not None or name not in _optional(type(self)):
