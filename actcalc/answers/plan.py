@@ -27,7 +27,7 @@ from actcalc.plan.options import Costs
 from actcalc.plan.planner import RunPlanner
 from actcalc.plan.settings import PlanSettings, default_model
 from actcalc.plan.stages import Stage, units_of
-from actcalc.solve.plans import Plan
+from actcalc.solve.plans import Plan, gap_of
 from actcalc.solve.stage import Held, peak
 from actcalc.specs.run import Run
 
@@ -62,6 +62,8 @@ class RunPlan(RunAnswer):
     """The same in FLOPs over all ranks, where no device is given."""
     lower_bound: float | int | None
     """No plan that fits costs less; in the unit of the cost."""
+    gap_ratio: float | None
+    """Share of the cost that is not proven: (cost - bound) / cost; 0: no plan costs less."""
     stored_bytes: int | None
     """Activations stored on the stage that stores most."""
     peak_bytes: int | None
@@ -146,6 +148,7 @@ def plan_run(
         optimal=feasible and cost == bound,
         **cost_fields(costs, cost),
         lower_bound=None if bound is None else costs.value(bound),
+        gap_ratio=gap_of(cost, bound),
         stored_bytes=max(plan.stored_bytes or 0 for plan in plans) if feasible else None,
         peak_bytes=max(plan.peak_bytes or 0 for plan in plans) if feasible else None,
         smallest_memory_bytes=None if feasible else _smallest(planner, plans),

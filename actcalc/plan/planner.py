@@ -86,6 +86,8 @@ class RunPlanner(RunStages):
         cost = None if found is None else found.cost
         best = self._named(stages, budget, cost, proven=found is None or found.bound >= found.cost)
         bound = None if found is None else found.bound
+        if any(self.ways.options(run.graph).loose for stage in stages for run in stage.runs):
+            bound = 0  # ways to run a layer were left out
         if best is not None:
             bound = 0 if self.memory.casts else bound
             return tuple(
