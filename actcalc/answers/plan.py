@@ -27,6 +27,7 @@ from actcalc.plan.options import Costs
 from actcalc.plan.planner import RunPlanner
 from actcalc.plan.settings import PlanSettings, default_model
 from actcalc.plan.stages import Stage, units_of
+from actcalc.solve.clock import limited
 from actcalc.solve.plans import Plan, gap_of
 from actcalc.solve.stage import Held, peak
 from actcalc.specs.run import Run
@@ -129,7 +130,8 @@ def plan_run(
     """
     planner = planner or RunPlanner(run, settings)
     settings = planner.settings
-    plans = planner.plan(budget)
+    with limited() as effort:
+        plans = planner.plan(budget)
     feasible = all(plan.feasible for plan in plans)
     costs = planner.costs
     cost = planner.total(plan.cost for plan in plans) if feasible else None
@@ -163,8 +165,15 @@ def plan_run(
         changes=() if feasible else planned_changes(planner),
         frontier=frontier(planner, points) if points else (),
         named=_named(planner, cost) if points else (),
-        notes=_notes(planner, plans),
+        notes=(*_notes(planner, plans), *([] if feasible or effort.complete else [UNSURE])),
     )
+
+
+UNSURE = (
+    "The time limit ended the search before it was proven that nothing fits: a longer one may find "
+    "a plan (--time-limit SECONDS)."
+)
+"""What is said of a run for which no plan was found in time."""
 
 
 def _smallest(planner: RunPlanner, plans: Sequence[Plan]) -> int:

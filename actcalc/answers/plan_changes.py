@@ -18,6 +18,7 @@ from actcalc.errors import SpecError
 from actcalc.plan.figures import ChangeFigure
 from actcalc.plan.planner import RunPlanner
 from actcalc.plan.settings import MemoryModel, PlanSettings, Semantics, default_model
+from actcalc.solve.clock import room_for_more
 from actcalc.specs.check import check
 from actcalc.specs.optimizers import OPTIMIZERS
 from actcalc.specs.run import Run
@@ -89,16 +90,24 @@ def relieved(run: Run, result: RunPlan) -> RunPlan:
     known = {figure.change for figure in result.changes}
     found = list(result.changes)
     least = result.smallest_memory_bytes or 0
+    untried = result.notes
     for change, changed in candidates(run):
         if change in known:
             continue
+        if not room_for_more():
+            untried = tuple(dict.fromkeys((*untried, UNTRIED)))
+            break
         with suppress(SpecError):
             check(changed.model, changed.layout, changed.workload)
             needed = RunPlanner(changed, settings).smallest
             if needed < least:
                 found.append(ChangeFigure(change=change, smallest_memory_bytes=needed))
     found.sort(key=lambda figure: figure.smallest_memory_bytes)
-    return replace(result, changes=tuple(found))
+    return replace(result, changes=tuple(found), notes=untried)
+
+
+UNTRIED = "The time limit left no room to plan further changes (--time-limit SECONDS)."
+"""What is said where not every change was looked at."""
 
 
 def candidates(run: Run) -> Iterator[tuple[str, Run]]:
@@ -162,6 +171,8 @@ def planned_changes(planner: RunPlanner) -> tuple[ChangeFigure, ...]:
             moved = default_model("optimal", offload=True, activations_only=False)
             note("--offload", RunPlanner(run, replace(plain, offload=True, memory_model=moved)))
     for change, changed in _changed_runs(planner):
+        if not room_for_more():
+            break
         try:
             note(change, RunPlanner(changed, plain))
         except SpecError:

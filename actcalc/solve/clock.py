@@ -19,6 +19,7 @@ class Effort:
 
     until: float = float("inf")
     complete: bool = True
+    started: float = 0.0
 
 
 _CURRENT: ContextVar[Effort] = ContextVar("effort", default=Effort())  # noqa: B039
@@ -32,7 +33,7 @@ def limited(seconds: float | None = None) -> Iterator[Effort]:
     """
     outer = _CURRENT.get()
     end = float("inf") if seconds is None else time.monotonic() + seconds
-    effort = Effort(min(outer.until, end))
+    effort = Effort(min(outer.until, end), started=outer.started or time.monotonic())
     token = _CURRENT.set(effort)
     try:
         yield effort
@@ -50,6 +51,13 @@ def spent() -> bool:
     """Whether the time is over."""
     effort = _CURRENT.get()
     return effort.until < float("inf") and time.monotonic() > effort.until
+
+
+def room_for_more() -> bool:
+    """Whether as much time is left as was used: what is begun now can still be finished."""
+    effort = _CURRENT.get()
+    now = time.monotonic()
+    return now - effort.started <= effort.until - now
 
 
 def give_up() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from math import gcd
 from typing import Any, NamedTuple
 
-from actcalc.solve.clock import limited, until
+from actcalc.solve.clock import give_up, limited, until
 from actcalc.solve.knapsack import Mix
 from actcalc.solve.order import Aim, Choice, menu, menu_of, search
 from actcalc.solve.stage import GONE, WHOLE, StageProblem, Ways
@@ -215,8 +215,8 @@ class _Fit:
                 elif self.below is not None:
                     self.bound = max(self.bound, self.below)
                 return
-        if self.best is None:
-            self._fits(least_peak(self.problem)[1])
+        if self.best is None and not self._fits(least_peak(self.problem)[1]):
+            give_up()  # that nothing fits is not proven
 
     def _relaxed(self, at: tuple[int, int], room: int) -> tuple[int, Choice, int] | None:
         """The optimum when memory is counted at one moment alone; None if none is below the
