@@ -30,10 +30,12 @@ if TYPE_CHECKING:
         mfu,
         plan,
     )
+    from actcalc.api.choose import advise, search
     from actcalc.errors import MissingExtraError, SpecError
     from actcalc.specs import Framework, Layout, Mla, Model, Moe, Workload
 
 _HOMES = {
+    "advise": "actcalc.api.choose",
     "breakdown": "actcalc.api",
     "compare": "actcalc.api",
     "explain": "actcalc.api",
@@ -43,6 +45,7 @@ _HOMES = {
     "memory": "actcalc.api",
     "mfu": "actcalc.api",
     "plan": "actcalc.api",
+    "search": "actcalc.api.choose",
     "MissingExtraError": "actcalc.errors",
     "SpecError": "actcalc.errors",
     "Framework": "actcalc.specs",
@@ -63,6 +66,7 @@ __all__ = [
     "SpecError",
     "Workload",
     "__version__",
+    "advise",
     "breakdown",
     "compare",
     "explain",
@@ -72,6 +76,7 @@ __all__ = [
     "memory",
     "mfu",
     "plan",
+    "search",
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -25,6 +26,7 @@ DRAWN = {
     "step": ("memory", *PIPED, "--device", "a100-80gb"),
     "frontier": ("plan", *GPT3, "--memory", "16GB", "--activations-only"),
     "check": ("check", *LOG),
+    "pareto": ("search", "gpt-22b", "--gpus", 32, "--device", "a100-80gb", "--global-batch", 64),
 }
 
 
@@ -54,7 +56,7 @@ def test_every_chart_compiles_and_names_its_units(spec, name):
     assert titles
     assert made["description"].startswith(made["title"]["text"][0])
     words = " ".join(str(title) for title in titles)
-    assert re.search(r"\b(MB|GB|TFLOP|ms)\b|%", words)
+    assert re.search(r"\b(MB|GB|TFLOP|ms)\b|%|, s,", words)
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -185,6 +187,18 @@ def test_check_draws_the_range_that_it_states(spec, cli):
     assert [row["within"] == "in the stated range" for row in rows] == [
         f["within"] for f in figures
     ]
+
+
+def test_the_front_of_a_search_is_topped_by_nothing(spec, cli):
+    made = spec("pareto")
+    front = [(row["memory"], row["time"]) for row in values(made, 1)]
+    assert len(front) > 1
+    assert all(a[0] < b[0] and a[1] > b[1] for a, b in itertools.pairwise(front))
+    for row in values(made, 0):
+        assert any(m <= row["memory"] and t <= row["time"] for m, t in front)
+    listed = cli(*DRAWN["pareto"], "--pareto", "memory,time", "--top", 1000, "--json").json
+    assert len(listed["results"]) == len(front)
+    assert min(t for _, t in front) == listed["results"][0]["step_seconds"]
 
 
 # --- formats -------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def offered(line: str) -> list[str]:
         ("gpt2 --set hidden_d", ["hidden_dropout="]),
         ("presets s", ["show"]),
         ("presets show h100-80", ["h100-80gb"]),
-        ("explain c", ["c*"]),
+        ("explain c", ["c*", "cp"]),
         ("schema plan-l", ["plan-layer"]),
         ("--show-completion z", ["zsh"]),
         ("explain 34 gpt2-x", ["gpt2-xl"]),

@@ -127,6 +127,24 @@ class TimeFigure:
     """The shares of the device's peaks it is computed with."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class FirstAdvice:
+    """What to change on a run that does not fit: what other answers say of it in a few lines."""
+
+    framework: str
+    """The framework profile, whose remedies they are."""
+    gpus: int
+    """GPUs that the run takes."""
+    remedies: tuple[RemedyFigure, ...]
+    """As of an advice."""
+    combination: CombinationFigure | None
+    """As of an advice."""
+    alternatives: tuple[CombinationFigure, ...]
+    """As of an advice."""
+    more_gpus: CombinationFigure | None
+    """As of an advice."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class AdviceReport(RunAnswer):
     """What to change, cheapest first."""
@@ -161,8 +179,8 @@ class AdviceReport(RunAnswer):
     alternatives: tuple[CombinationFigure, ...]
     """Others that fit where the first changes what is trained: with host memory, say."""
     more_gpus: CombinationFigure | None
-    """As few GPUs, in powers of two times the run's, as hold it without such changes; null where
-    that was not needed, or none do."""
+    """As few GPUs as hold it trained as it is: the fewest times its replicas, or powers of two of
+    tp and pp; null where that was not needed, or none do."""
     spare: tuple[SpareFigure, ...]
     """Where it fits: what the memory left free buys, each alone."""
     time: TimeFigure | None
@@ -186,13 +204,12 @@ def advise_run(
     ``given`` are the words that name the run on a command line. Raises ``SpecError`` without a
     device, and where a whole run is to be timed or priced and cannot be.
     """
-    advice = advice_of(run, efficiency)
+    if run.budget_bytes is None:
+        raise SpecError("advice is about a device's memory, and there is none", "add --device")
+    advice = Advice(Trials(run, efficiency), run.budget_bytes)
     staged = advice.trials.staged
-    own = list(given) if given is not None else run_words(run)
     figure = StageMemory(staged, staged.first_policy).figure(advice.need.stage)
-    made = [_combined(advice, own, one) for one in advice.combinations]
-    kept = bool(advice.combinations) and advice.combinations[0].keeps == "training"
-    more = None if advice.fits or kept else advice.more_gpus
+    first = _first(advice, list(given) if given is not None else run_words(run))
     time = _time(advice, efficiency)
     if tokens is not None and time is None:
         raise SpecError("--tokens need a step time, and none can be derived", "drop --tokens")
@@ -211,10 +228,10 @@ def advise_run(
         budget_bytes=advice.budget,
         peak_stage=advice.need.stage,
         peak_at=figure.peak_at,
-        remedies=_remedies(advice),
-        combination=made[0] if made else None,
-        alternatives=tuple(made[1:]),
-        more_gpus=None if more is None else _combined(advice, own, more),
+        remedies=first.remedies,
+        combination=first.combination,
+        alternatives=first.alternatives,
+        more_gpus=first.more_gpus,
         spare=tuple(_bought(advice, one) for one in spare(advice)),
         time=time,
         training_run=None
@@ -222,15 +239,37 @@ def advise_run(
         else training_run(
             tokens, step_tokens, time.step_seconds, run.layout.devices, price_per_gpu_hour
         ),
-        notes=_notes(advice, made, efficiency),
+        notes=_notes(advice, first, efficiency),
     )
 
 
-def advice_of(run: Run, efficiency: Mapping[str, float] | None = None) -> Advice:
-    """The remedies of a run on its device; ``SpecError`` without one."""
-    if run.budget_bytes is None:
-        raise SpecError("advice is about a device's memory, and there is none", "add --device")
-    return Advice(Trials(run, efficiency), run.budget_bytes)
+def first_advice(
+    run: Run,
+    budget: int,
+    efficiency: Mapping[str, float] | None = None,
+    names: Mapping[str, str] | None = None,
+) -> FirstAdvice:
+    """What to change so that every GPU of ``run`` needs at most ``budget`` bytes.
+
+    ``names`` has flags that a command spells otherwise than ``memory``, by the field's path.
+    """
+    return _first(Advice(Trials(run, efficiency), budget), (), names)
+
+
+def _first(
+    advice: Advice, given: Sequence[str], names: Mapping[str, str] | None = None
+) -> FirstAdvice:
+    made = [_combined(advice, given, one, names) for one in advice.combinations]
+    kept = bool(made) and made[0].keeps == "training"
+    more = None if advice.fits or kept else advice.more_gpus
+    return FirstAdvice(
+        framework=str(advice.trials.run.framework),
+        gpus=advice.trials.run.layout.devices,
+        remedies=_remedies(advice),
+        combination=made[0] if made else None,
+        alternatives=tuple(made[1:]),
+        more_gpus=None if more is None else _combined(advice, given, more, names),
+    )
 
 
 def run_words(run: Run) -> list[str]:
@@ -311,7 +350,9 @@ def _flags(advice: Advice, change: Change) -> str:
 # --- combinations -----------------------------------------------------------------------------
 
 
-def _combined(advice: Advice, given: Sequence[str], one: Combination) -> CombinationFigure:
+def _combined(
+    advice: Advice, given: Sequence[str], one: Combination, names: Mapping[str, str] | None
+) -> CombinationFigure:
     run = advice.trials.run
     other = advice.trials.changed(one.change)
     made = words(difference(run, other))
@@ -322,7 +363,7 @@ def _combined(advice: Advice, given: Sequence[str], one: Combination) -> Combina
     except SpecError:
         file, launch = None, ()
     return CombinationFigure(
-        changes=_parts(advice, one),
+        changes=_parts(advice, one, names),
         command=" ".join(["actcalc", "memory", *replaced(given, made)]),
         keeps=one.keeps,
         gpus=other.layout.devices,
@@ -347,7 +388,7 @@ def _step_seconds(advice: Advice, one: Combination, staged: StagedRun | None) ->
     return one.seconds / advice.trials.gpu_seconds_per_token(staged)
 
 
-def _parts(advice: Advice, one: Combination) -> tuple[str, ...]:
+def _parts(advice: Advice, one: Combination, names: Mapping[str, str] | None) -> tuple[str, ...]:
     """The flags of each remedy; what follows from several stands with the last of them."""
     done: dict[str, Any] = {}
     found: list[str] = []
@@ -356,10 +397,10 @@ def _parts(advice: Advice, one: Combination) -> tuple[str, ...]:
     for part in one.parts:
         own = {path: final[path] for path in part if path in final and path not in done}
         done |= own
-        found.append(" ".join(words(own)))
+        found.append(" ".join(words(own, names)))
     rest = {path: value for path, value in final.items() if path not in done}
     if rest and found:
-        found[-1] = " ".join([found[-1], *words(rest)])
+        found[-1] = " ".join([found[-1], *words(rest, names)])
     return tuple(text for text in found if text)
 
 
@@ -427,7 +468,7 @@ def _time(advice: Advice, efficiency: Mapping[str, float] | None) -> TimeFigure 
 
 
 def _notes(
-    advice: Advice, made: Sequence[CombinationFigure], efficiency: Mapping[str, float] | None
+    advice: Advice, first: FirstAdvice, efficiency: Mapping[str, float] | None
 ) -> tuple[str, ...]:
     staged, run = advice.trials.staged, advice.trials.run
     notes = [*run_notes(staged), staged.microbatches_note]
@@ -437,6 +478,7 @@ def _notes(
         notes.append(default_note(run.device, efficiency))
     if len(run.policies) > 1:
         notes.append(f"The run is looked at under {run.policies[0]}, the first policy named.")
-    if any(one.launch_file is None for one in made) and run.framework.launch_files:
+    best = first.combination
+    if best is not None and best.launch_file is None and run.framework.launch_files:
         notes.append(f"No launch file of {run.framework} can say all of it: see the flags above.")
     return tuple(dict.fromkeys(note for note in notes if note))

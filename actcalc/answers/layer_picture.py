@@ -186,14 +186,11 @@ def _seconds(staged: StagedRun) -> Amounts:
 
 
 def _order(policy: Policy, layers: int) -> Iterator[tuple[Kind, int]]:
-    """Forward of all layers; then from the last segment back: its re-run, its backward."""
+    """Forward of all layers; then what backward does with them."""
     for layer in range(layers):
         yield "forward", layer
-    for segment in reversed(list(policy.segments(range(layers)))):
-        for layer in segment:
-            yield "re-run", layer
-        for layer in reversed(segment):
-            yield "backward", layer
+    for step in policy.backward(range(layers)):
+        yield step.kind, step.layer
 
 
 def _placed(policy: Policy, layers: int, amounts: Amounts) -> Iterator[Work]:

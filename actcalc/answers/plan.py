@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from actcalc.answers.header import RunAnswer, header
-from actcalc.answers.plan_changes import planned_changes
+from actcalc.answers.plan_changes import UNTRIED, planned_changes
 from actcalc.errors import SpecError
 from actcalc.plan.figures import (
     NAMES,
@@ -137,6 +137,7 @@ def plan_run(
     cost = planner.total(plan.cost for plan in plans) if feasible else None
     bound = planner.total(plan.lower_bound for plan in plans) if feasible else None
     rivals = _rivals(planner, budget, cost) if feasible else ()
+    changes, whole = ((), True) if feasible else planned_changes(planner)
     return RunPlan(
         **header(planner.staged),
         memory_bytes=budget,
@@ -162,10 +163,14 @@ def plan_run(
             _stage(stage, plan, costs) for stage, plan in zip(planner.stages, plans, strict=True)
         ),
         rivals=rivals,
-        changes=() if feasible else planned_changes(planner),
+        changes=changes,
         frontier=frontier(planner, points) if points else (),
         named=_named(planner, cost) if points else (),
-        notes=(*_notes(planner, plans), *([] if feasible or effort.complete else [UNSURE])),
+        notes=(
+            *_notes(planner, plans),
+            *([] if feasible or effort.complete else [UNSURE]),
+            *([] if whole else [UNTRIED]),
+        ),
     )
 
 

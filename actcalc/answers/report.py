@@ -10,7 +10,6 @@ from actcalc.answers.compare import Comparison, compare_run
 from actcalc.answers.layer_picture import LayerPicture, layer_picture
 from actcalc.answers.memory import MemoryReport, memory_run
 from actcalc.answers.plan import RunPlan, plan_run
-from actcalc.answers.plan_changes import relieved
 from actcalc.answers.step_memory import StepMemory, step_memory
 from actcalc.cost.rates import shares_of
 from actcalc.errors import SpecError
@@ -101,7 +100,7 @@ def _plan(run: Run) -> tuple[RunPlan | None, str]:
         return None, ""
     free = replace(run, policies=())
     try:
-        return relieved(free, plan_run(free, budget, points=POINTS)), ""
+        return plan_run(free, budget, points=POINTS), ""
     except SpecError as error:
         return None, str(error)
 

@@ -7,7 +7,7 @@ exits with 1 because the answer is no, the call returns that answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
 from actcalc.answers.breakdown import Breakdown
@@ -16,14 +16,13 @@ from actcalc.answers.explain.terms import Explanation
 from actcalc.answers.memory import MemoryReport
 from actcalc.answers.mfu import Utilisation
 from actcalc.api.keywords import (
+    Efficiency,
     MemoryKeywords,
     Names,
     PlanKeywords,
     RunKeywords,
-    bundle,
+    bundles,
     documented,
-    one_framework,
-    refuse_unknown,
 )
 from actcalc.api.models import Described, Plain, described, load_layer, load_model
 from actcalc.cli.options import (
@@ -45,9 +44,6 @@ if TYPE_CHECKING:
     from actcalc.measure.layer import MeasuredLayer
 
 Result.shown = cast(Shown, shown)
-Efficiency = Names | Mapping[str, float] | None
-"""Shares of a device's peaks, or presets and files of them."""
-
 __all__ = [
     "breakdown",
     "compare",
@@ -59,13 +55,6 @@ __all__ = [
     "mfu",
     "plan",
 ]
-
-
-def _bundles(keywords: Mapping[str, Any], *kinds: Any) -> list[Any]:
-    """The bundles of the command line's options that the keywords make up."""
-    refuse_unknown(keywords, *kinds)
-    one_framework(keywords.get("framework"))
-    return [bundle(kind, keywords) for kind in kinds]
 
 
 @overload
@@ -110,7 +99,7 @@ def compare(
     from actcalc.cli import compare as command
 
     named = options.get("policy") or policies or None
-    chosen, timing = _bundles(
+    chosen, timing = bundles(
         {**options, "policy": named, "efficiency": efficiency}, RunOptions, TimeOptions
     )
     if not isinstance(model, Plain):
@@ -135,7 +124,7 @@ def breakdown(
     """
     from actcalc.cli import breakdown as command
 
-    (chosen,) = _bundles(options, RunOptions)
+    (chosen,) = bundles(options, RunOptions)
     (result,) = command.answer(described(model, layout, workload, chosen.from_), chosen)
     return result
 
@@ -163,7 +152,7 @@ def memory(
     """
     from actcalc.cli import memory as command
 
-    chosen, held = _bundles(options, RunOptions, MemoryOptions)
+    chosen, held = bundles(options, RunOptions, MemoryOptions)
     (result,) = command.answer(
         described(model, layout, workload, chosen.from_),
         chosen,
@@ -207,7 +196,7 @@ def mfu(
     """
     from actcalc.cli import mfu as command
 
-    chosen, held, timing = _bundles(
+    chosen, held, timing = bundles(
         {**options, "efficiency": efficiency}, RunOptions, MemoryOptions, TimeOptions
     )
     return command.answer(
@@ -267,7 +256,7 @@ def plan(
     """
     from actcalc.cli import plan as command
 
-    chosen, trained = _bundles(options, RunOptions, PlanTrainingOptions)
+    chosen, trained = bundles(options, RunOptions, PlanTrainingOptions)
     how = command.PlanOptions(
         memory=memory,
         memory_model=memory_model,
@@ -311,7 +300,7 @@ def measure(
     """
     from actcalc.cli import measure as command
 
-    (chosen,) = _bundles(options, RunOptions)
+    (chosen,) = bundles(options, RunOptions)
     result, found = command.answer(model, module, chosen, keep_layer=save is not None)
     if save is not None and found.layer is not None:
         from actcalc.measure.layer import write_layer
@@ -359,7 +348,7 @@ def explain(
 
     if term is None:
         return command.listing()
-    chosen, timing = _bundles({**options, "efficiency": efficiency}, RunOptions, TimeOptions)
+    chosen, timing = bundles({**options, "efficiency": efficiency}, RunOptions, TimeOptions)
     named = layout is not None or workload is not None
     origin = described(model, layout, workload, chosen.from_) if model is not None else None
     if named and origin is None:

@@ -10,6 +10,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any, TypedDict, TypeVar, get_type_hints
 
 from actcalc.cli.bundles import help_of
@@ -18,24 +19,17 @@ from actcalc.errors import SpecError
 Call = TypeVar("Call", bound=Callable[..., Any])
 Names = str | Sequence[str]
 """One name, several joined with commas, or a sequence of names."""
+Efficiency = Names | Mapping[str, float] | None
+"""Shares of a device's peaks, or presets and files of them."""
 
 
-class RunKeywords(TypedDict, total=False):
-    """What describes a run; None or absent: as the model or the run file says."""
+class WorkKeywords(TypedDict, total=False):
+    """What is trained, on what; None or absent: as the model or the run file says."""
 
     seq: int | None
-    micro_batch: int | None
     global_batch: int | None
     layers: int | None
-    tp: int | None
     sp: bool | None
-    pp: int | None
-    vpp: int | None
-    cp: int | None
-    ep: int | None
-    etp: int | None
-    dp: int | None
-    zero: int | None
     schedule: str | None
     layers_per_stage: str | Sequence[int] | None
     precision: str | None
@@ -55,8 +49,22 @@ class RunKeywords(TypedDict, total=False):
     from_: str | None
 
 
-class TrainingKeywords(RunKeywords, total=False):
-    """The same, and how weights are trained."""
+class RunKeywords(WorkKeywords, total=False):
+    """The same, and how it is laid out."""
+
+    micro_batch: int | None
+    tp: int | None
+    pp: int | None
+    vpp: int | None
+    cp: int | None
+    ep: int | None
+    etp: int | None
+    dp: int | None
+    zero: int | None
+
+
+class TuningKeywords(TypedDict, total=False):
+    """How weights are trained."""
 
     optimizer: str | None
     recipe: str | None
@@ -64,18 +72,39 @@ class TrainingKeywords(RunKeywords, total=False):
     loss: str | None
     lora_rank: int | None
     lora_targets: str | None
+    dora: bool | None
+    base_bits: int | None
+    qlora: bool | None
+    train: str | None
+    freeze: int | None
+    galore_rank: int | None
 
 
-class MemoryKeywords(TrainingKeywords, total=False):
-    """The same, and what is kept in host memory."""
+class MemoryKeywords(RunKeywords, TuningKeywords, total=False):
+    """A run, how its weights are trained, and what is kept in host memory."""
 
     offload: Names | None
 
 
-class PlanKeywords(TrainingKeywords, total=False):
+class PlanKeywords(RunKeywords, TuningKeywords, total=False):
     """The same for a plan, whose ``offload`` moves activations."""
 
     offload_states: str | None
+
+
+class SearchKeywords(WorkKeywords, TuningKeywords, total=False):
+    """The same where every degree is a choice: ``"1,2,4"``, ``"..8"``, or one number."""
+
+    offload: Names | None
+    micro_batch: int | str | None
+    tp: int | str | None
+    pp: int | str | None
+    vpp: int | str | None
+    cp: int | str | None
+    ep: int | str | None
+    etp: int | str | None
+    dp: int | str | None
+    zero: int | str | None
 
 
 def _listed(value: Any) -> list[str] | None:
@@ -113,16 +142,24 @@ def bundle(kind: Any, keywords: Mapping[str, Any]) -> Any:
     return kind(**{name: _READ.get(name, lambda value: value)(keywords[name]) for name in names})
 
 
-def refuse_unknown(keywords: Mapping[str, Any], *kinds: Any) -> None:
-    """``TypeError`` for a keyword that no bundle has, with the nearest that one has."""
-    from difflib import get_close_matches
+def bundles(keywords: Mapping[str, Any], *kinds: Any) -> list[Any]:
+    """The bundles of the command line's options that the keywords make up.
 
+    ``TypeError`` for a keyword that no bundle has, with the nearest that one has; ``SpecError`` for
+    several framework profiles, since a call answers for one.
+    """
     known = [field.name for kind in kinds for field in fields(kind)]
     for name in keywords:
         if name not in known:
             close = get_close_matches(name, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise TypeError(f"unexpected keyword argument {name!r}{hint}")
+    framework = keywords.get("framework")
+    if isinstance(framework, str) and "," in framework:
+        raise SpecError(
+            f"framework {framework!r} names several profiles", "call once for each of them"
+        )
+    return [bundle(kind, keywords) for kind in kinds]
 
 
 def documented(typed: type, *kinds: Any) -> Callable[[Call], Call]:
@@ -156,11 +193,3 @@ def documented(typed: type, *kinds: Any) -> Callable[[Call], Call]:
         return call
 
     return decorate
-
-
-def one_framework(framework: Any) -> None:
-    """``SpecError`` for several profiles: a call answers for one."""
-    if isinstance(framework, str) and "," in framework:
-        raise SpecError(
-            f"framework {framework!r} names several profiles", "call once for each of them"
-        )

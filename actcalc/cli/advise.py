@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from actcalc.answers.advise import AdviceReport, advise_run
+from actcalc.answers.advise import AdviceReport, advise_run, first_advice
 from actcalc.cli.choices import examples, option
 from actcalc.cli.given import given_words
 from actcalc.cli.options import (
@@ -23,7 +23,8 @@ from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.cli.values import count_of, replicas
 from actcalc.errors import SpecError
 from actcalc.io.sources import Source
-from actcalc.render.advise import advise_sheets
+from actcalc.render.advise import advice_lines, advise_sheets
+from actcalc.specs.run import Run
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _PANEL = "Training run"
@@ -78,6 +79,25 @@ def answer(
         tokens=count_of(more.tokens),
         price_per_gpu_hour=price,
     )
+
+
+def first_lines(
+    run: Run,
+    output: OutputOptions,
+    efficiency: Mapping[str, float] | None = None,
+    *,
+    budget: int | None = None,
+    names: Mapping[str, str] | None = None,
+) -> tuple[str, ...]:
+    """At most three lines on what to change where a run does not fit; none for machines.
+
+    ``budget`` is what it has to fit, where that is not its device's memory; ``names`` has flags
+    that a command spells otherwise than ``memory``.
+    """
+    wanted = budget or run.budget_bytes
+    if wanted is None or chosen_format(output) in ("csv", "json"):
+        return ()
+    return advice_lines(first_advice(run, wanted, efficiency, names), output.units)
 
 
 @app.command(

@@ -14,7 +14,8 @@ import typer
 
 WORK, LAYOUT, KERNELS = "Model and workload", "Layout", "Kernels"
 RECOMPUTE, TRAINING, DEVICE, OUTPUT = "Recomputation", "Training", "Device", "Output"
-PANELS = (WORK, LAYOUT, KERNELS, RECOMPUTE, TRAINING, DEVICE, OUTPUT)
+TUNING = "Fine-tuning"
+PANELS = (WORK, LAYOUT, KERNELS, RECOMPUTE, TRAINING, TUNING, DEVICE, OUTPUT)
 """Groups of help, in its order; a command's own options stand before them."""
 
 SHELLS = ("bash", "zsh", "fish", "powershell")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import cache
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from actcalc.answers.compare import Comparison, compare_run
 from actcalc.cli.choices import argument, examples
 from actcalc.cli.choices import models as known_models
 from actcalc.cli.options import (
+    MemoryOptions,
     OutputOptions,
     RunOptions,
     TimeOptions,
@@ -68,12 +70,25 @@ def compare(
 
     def sheets() -> list[Sheet]:
         if len(results) == 1:
-            return compare_sheets(results[0], output.units)
+            advice = _advice(results[0], options.runs(origins[0])[0], timing, output)
+            return compare_sheets(results[0], output.units, advice)
         return side_by_side(results, output.units)
 
     charts = _charts(results, options.runs(origins[0]), output) if len(results) == 1 else None
     emit(sheets, lambda: joined(results, "frameworks"), output, charts)
     return _code(results)
+
+
+def _advice(
+    result: Comparison, run: Run, timing: TimeOptions, output: OutputOptions
+) -> tuple[str, ...]:
+    """What to change where the device holds no policy, in a few lines."""
+    if result.device is None or any(policy.fits for policy in result.policies):
+        return ()
+    from actcalc.cli.advise import first_lines
+
+    without = {f"training.{field.name}": "" for field in fields(MemoryOptions)}
+    return first_lines(run, output, timing.shares(run), names=without)
 
 
 def _charts(results: list[Comparison], runs: tuple[Run, ...], output: OutputOptions) -> Charts:

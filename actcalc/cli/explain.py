@@ -83,7 +83,7 @@ def answer(
     term: str, origin: Source | None, options: RunOptions, timing: TimeOptions
 ) -> Explanation:
     """The explanation of one term, with the numbers of ``origin`` or of the term's own example."""
-    key = term_of(term)
+    key = _key(term, origin, options)
     if key == OVERHEAD:
         return _overhead(origin, options, timing)
     row = TERMS[key]
@@ -96,6 +96,16 @@ def answer(
     run = options.run(origin or source(row.model))
     result = explain_term(key, run)
     return replace(result, lines=(*result.lines, *run.warnings))
+
+
+def _key(term: str, origin: Source | None, options: RunOptions) -> str:
+    """The term that ``term`` names, maybe a formula that the run prints."""
+    try:
+        return term_of(term)
+    except SpecError:
+        if origin is None:
+            raise
+        return term_of(term, options.run(origin))
 
 
 def _overhead(origin: Source | None, options: RunOptions, timing: TimeOptions) -> Explanation:

@@ -83,9 +83,18 @@ def answer(
     """One report for each framework profile that is asked for."""
     refuse_idle(options, "memory", ("peak",))
     return [
-        memory_run(run, limits=largest, timeline=timeline)
+        memory_run(run, limits=largest, timeline=timeline, reserved=True)
         for run in options.runs(origin, memory.training())
     ]
+
+
+def _advice(run: Run, result: MemoryReport, output: OutputOptions) -> tuple[str, ...]:
+    """What to change where it does not fit, in a few lines."""
+    if result.fits is not False:
+        return ()
+    from actcalc.cli.advise import first_lines
+
+    return first_lines(run, output)
 
 
 @app.command(
@@ -143,7 +152,12 @@ def memory(
     def sheets() -> list[Sheet]:
         if len(results) == 2:
             return two_sheets(results[0], results[1], output.units)
-        return [sheet for result in results for sheet in memory_sheets(result, output.units)]
+        runs = [run for one in origins for run in options.runs(one, memory.training())]
+        return [
+            sheet
+            for run, result in zip(runs, results, strict=True)
+            for sheet in memory_sheets(result, output.units, _advice(run, result, output))
+        ]
 
     charts = None
     if len(results) == 1:

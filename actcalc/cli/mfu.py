@@ -23,6 +23,7 @@ from actcalc.cli.values import count_of, counting_of, replicas, seconds_of
 from actcalc.cost.flops import Counting
 from actcalc.io.sources import Source
 from actcalc.render.mfu import mfu_sheets
+from actcalc.render.sheet import Sheet
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _PANEL = "Step"
@@ -124,5 +125,14 @@ def mfu(
     check_units(output.units)
     chosen_format(output)
     result = answer(options.origin(models), options, memory, timing, step)
-    emit(lambda: mfu_sheets(result, output.units), result.document, output)
+
+    def sheets() -> list[Sheet]:
+        if result.fits or result.basis != "predicted":
+            return mfu_sheets(result, output.units)
+        from actcalc.cli.advise import first_lines
+
+        run = replicas(options.run(options.origin(models), training=memory.training()), step.gpus)
+        return mfu_sheets(result, output.units, first_lines(run, output, timing.shares(run)))
+
+    emit(sheets, result.document, output)
     return 0 if result.possible and (result.fits or result.basis != "predicted") else 1

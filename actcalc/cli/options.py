@@ -24,6 +24,7 @@ from actcalc.cli.given import refuse_given as refuse_given
 from actcalc.cli.given import refuse_idle as refuse_idle
 from actcalc.cli.given import split_policies as split_policies
 from actcalc.cli.output import OutputOptions as OutputOptions
+from actcalc.cli.tuning import TuningOptions
 from actcalc.errors import SpecError
 from actcalc.io.runs import resolve
 from actcalc.io.sources import Source, one_source, sources
@@ -338,7 +339,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TrainingOptions:
+class TrainingOptions(TuningOptions):
     """How weights are trained; None means: as the run file or the framework says."""
 
     optimizer: Annotated[
@@ -372,29 +373,14 @@ class TrainingOptions:
             words=lambda: get_args(Loss),
         ),
     ] = None
-    lora_rank: Annotated[
-        int | None, option("--lora-rank", help="Train adapters of this rank.", panel=TRAINING)
-    ] = None
-    lora_targets: Annotated[
-        str | None,
-        option(
-            "--lora-targets",
-            help="attention, mlp, all, or projections: q+v.",
-            panel=TRAINING,
-            metavar="WHERE",
-            words=lambda: ("attention", "mlp", "all"),
-        ),
-    ] = None
 
     def training(self) -> dict[str, Any]:
         """The fields of ``specs.Training`` that were given."""
-        return only_given(
+        return self.tuning() | only_given(
             optimizer=self.optimizer,
             recipe=self.recipe,
             shards=self.shards,
             loss=self.loss,
-            lora_rank=self.lora_rank,
-            lora_targets=self.lora_targets,
         )
 
 

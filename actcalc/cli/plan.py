@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from actcalc.answers.plan_changes import PlanStates
     from actcalc.measure.layer import MeasuredLayer
     from actcalc.render.charts.chart import Chart, Charts
+    from actcalc.render.sheet import Sheet
     from actcalc.specs.run import Run
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -203,6 +204,7 @@ def plan(
         return _plan_problem(model, data, how, given, options, output)
     layer = measured_layer(model)
     states: PlanStates | None = None
+    runs: tuple[Run, ...] = ()
     if layer is not None:
         result = layer_answer(layer, options, trained, how)
     else:
@@ -216,13 +218,27 @@ def plan(
         return 0 if result.emitted.feasible else 1
     from actcalc.render.plan import plan_sheets
 
+    def sheets() -> list[Sheet]:
+        advice = _advice(runs[0], result, output) if runs else ()
+        return plan_sheets(result, output.units, states, advice)
+
     emit(
-        lambda: plan_sheets(result, output.units, states),
+        sheets,
         result.document,
         output,
         _charts(result, output),
     )
     return 0 if result.feasible else 1
+
+
+def _advice(run: Run, result: RunPlan, output: OutputOptions) -> tuple[str, ...]:
+    """What to change where no plan of the whole GPU fits, in a few lines."""
+    if result.feasible or result.activations_only:
+        return ()
+    from actcalc.answers.plan_changes import FLAGS
+    from actcalc.cli.advise import first_lines
+
+    return first_lines(run, output, budget=result.memory_bytes, names=FLAGS)
 
 
 def _charts(result: RunPlan, output: OutputOptions) -> Charts:
@@ -281,12 +297,11 @@ def layer_answer(
 def answer(runs: Sequence[Run], trained: PlanTrainingOptions, how: PlanOptions) -> RunPlan:
     """The plan of a run, with what to change where none fits."""
     from actcalc.answers.plan import plan_command
-    from actcalc.answers.plan_changes import relieved
 
     if how.activations_only:
         refuse_idle_training(trained)
     with limited(how.seconds):
-        result = plan_command(
+        return plan_command(
             runs,
             how.memory,
             activations_only=how.activations_only,
@@ -294,7 +309,6 @@ def answer(runs: Sequence[Run], trained: PlanTrainingOptions, how: PlanOptions) 
             offload=how.offload,
             **how.asked(),
         )
-        return relieved(runs[0], result)
 
 
 def _pasted(target: str | None, frontier: bool, output: OutputOptions) -> bool:
@@ -337,8 +351,9 @@ def refuse_idle_training(trained: PlanTrainingOptions) -> None:
 
     Adapters change what the layers keep, too.
     """
+    inside = {flag_of(name) for name in trained.changes_layers()}
     for flag in trained.given():
-        if flag.startswith("--lora"):
+        if flag in inside:
             continue
         raise SpecError(
             f"{flag} changes what a GPU holds beside its layers' activations, which "

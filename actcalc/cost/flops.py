@@ -18,7 +18,6 @@ from actcalc.layers.model import LayerRun, ModelGraph
 from actcalc.policy.rules import Policy
 from actcalc.run.staged import StagedRun
 from actcalc.specs import Model
-from actcalc.specs.training import Training
 
 Counting = Literal["full", "causal"]
 
@@ -128,26 +127,35 @@ def rerun_flops(staged: StagedRun, policy: Policy, counting: Counting = "full") 
     """Forward FLOPs that ``policy`` runs again for one micro-batch, over all ranks."""
     model, stage = staged.graph, staged.under(policy)
     shares = {run.graph: _share(model, run, counting) for run in staged.kinds}
+
+    def again(graph: Graph, chosen: Policy) -> int:
+        whole = chosen.passes - 1  # forward passes before the one whose tensors backward takes
+        last = _graph_flops(model, graph, stage.outcome(graph, chosen).rerun, shares[graph])
+        return last + (whole * _graph_flops(model, graph, graph.ops, shares[graph]) if whole else 0)
+
     return sum(
-        count * _graph_flops(model, graph, stage.outcome(graph, chosen).rerun, shares[graph])
+        count * again(graph, chosen)
         for chunk in staged.chunks
         for graph, chosen, count in stage.tally(chunk)
     )
 
 
-def frozen_flops(model: ModelGraph, training: Training) -> int:
-    """FLOPs of the weight gradients that nobody computes, for one micro-batch, over all ranks.
+def frozen_flops(staged: StagedRun, policy: Policy) -> int:
+    """FLOPs of backward that nobody computes, for one micro-batch, over all ranks.
 
-    A product whose weight is frozen has an input gradient alone (Hu et al. 2021, section 4.2);
-    with adapters every weight is frozen. The adapters' own products are left out: their rank is a
-    hundredth of the width.
+    A product whose weight is frozen has an input gradient alone (Hu et al. 2021, section 4.2); a
+    layer that no gradient passes has no backward. The adapters' own products are left out: their
+    rank is a hundredth of the width.
     """
-    if not training.lora_rank:
-        return 0
-    return sum(
-        count * sum(model.op_flops[graph][op.name] for op in graph.ops if op.kind == "linear")
-        for graph, count in model.graphs()
-    )
+    model, stage = staged.graph, staged.under(policy)
+    sizes, total = staged.whole_sizes, 0
+    for graph, count in model.graphs():
+        if graph.gradient != "passes" and stage.outcome(graph).detached:
+            total += count * sum(int(op.backward_flops.value(sizes)) for op in graph.ops)
+            continue
+        frozen = (op for op in graph.ops if op.kind == "linear" and not op.trains)
+        total += count * sum(model.op_flops[graph][op.name] for op in frozen)
+    return total
 
 
 def hardware_flops(staged: StagedRun, policy: Policy, counting: Counting = "full") -> HardwareFlops:
@@ -156,7 +164,7 @@ def hardware_flops(staged: StagedRun, policy: Policy, counting: Counting = "full
     context = model.context
     seq, batch = context.workload.seq, context.workload.micro_batch
     useful = model_flops(model, counting)
-    frozen = frozen_flops(model, staged.run.training)
+    frozen = frozen_flops(staged, policy)
     rerun = rerun_flops(staged, policy, counting)
     by_ops = useful + rerun - frozen
     published = (

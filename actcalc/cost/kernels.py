@@ -239,13 +239,14 @@ class OpTimer:
             # Queries, keys and values are views of one tensor; their gradients are copied into one
             # (PyTorch: backward of split is cat; Transformer Engine's SplitAlongDim needs none).
             dgrad += self._moved(2 * rows * local * outside * result)
-        if any(weight.name.endswith(".bias") for weight in op.weights[1:]):
+        if any(w.name.endswith(".bias") and not w.frozen for w in op.weights[1:]):
             wgrad += self._moved(rows * local * outside * result)
             if not self.run.eager and op.name == "qkv":
                 # Its bias is added by a kernel of its own; the others' join the kernel after them.
                 forward += self._moved(2 * rows * outside * result)
-        if self.run.training.lora_rank:
+        if not op.trains:
             wgrad = 0.0  # a frozen weight has no gradient
+        if self.run.training.lora_rank:
             beside = self._adapted(op, whole)
             forward, dgrad = forward + beside.forward, dgrad + beside.backward
         return _Products(whole, forward, dgrad, wgrad)
@@ -430,7 +431,7 @@ class OpTimer:
         made = self._bytes(self._real(op.inputs))
         saved = self._bytes(op.saves)
         total = gradients + saved + made
-        if op.kind == "norm" and op.weights:
+        if op.kind == "norm" and op.trains:
             # A second kernel reads both again for the gradients of weight and bias.
             return total + gradients + saved, 2
         return total, 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from actcalc.layers.core.algebra import least, most
+
 
 @dataclass(frozen=True)
 class OpTime:
@@ -44,4 +46,5 @@ class OpTime:
 
 def beside(compute: float, hidden: float, share: float) -> float:
     """Seconds of a product with a collective beside it that takes ``share`` of the device."""
-    return max(hidden, compute + share * min(hidden, compute / (1 - share)))
+    exposed: float = most(hidden, compute + share * least(hidden, compute / (1 - share)))
+    return exposed

@@ -52,16 +52,20 @@ class OptimizerTime:
 
 
 def optimizer_time(
-    model: ModelGraph, graphs: Iterable[Graph], training: Training, rates: Rates
+    model: ModelGraph,
+    graphs: Iterable[Graph],
+    training: Training,
+    rates: Rates,
+    parameters: Parameters | None = None,
 ) -> OptimizerTime:
     """Time of the step over the parameters of ``graphs`` (one rank's), sharded as the layout says.
 
     Offloaded states are updated by the host: gradients go down its link and weights come up (Ren
     et al. 2021, ZeRO-Offload, section 4.1). Only these transfers are timed, not the host's own
-    arithmetic, which no device preset describes.
+    arithmetic, which no device preset describes. ``parameters`` are the graphs', where known.
     """
     held = list(graphs)
-    parameters = rank_parameters(model, held, training)
+    parameters = parameters or rank_parameters(model, held, training)
     products = 0.0
     optimizer = OPTIMIZERS[training.optimizer]
     if optimizer.newton_schulz:
@@ -101,7 +105,7 @@ def _trained(model: ModelGraph, training: Training, parameters: Parameters) -> f
     return sum(
         group.trained
         / (replicas(layout, training, expert=expert, states=True) if layout.zero else 1)
-        for group, expert in ((parameters.dense, False), (parameters.expert, True))
+        for group, expert, _ in parameters.groups()
     )
 
 
@@ -139,14 +143,14 @@ def _orthogonalise(model: ModelGraph, graph: Graph, training: Training, rates: R
     layout = model.context.layout
     iterations = OPTIMIZERS[training.optimizer].newton_schulz
     seconds = 0.0
-    if training.lora_rank or graph.name in ("embedding", "head"):
+    if graph.name in ("embedding", "head"):
         return seconds
     for op in graph.ops:
         if op.kind in ("embedding", "norm"):
             continue
         for weight in op.weights:
             shape = [int(dim.value(model.sizes)) for dim in weight.shape]
-            if len(shape) < 2:
+            if len(shape) < 2 or weight.frozen:
                 continue
             batch = prod(shape[:-2])
             m, n = sorted(shape[-2:])

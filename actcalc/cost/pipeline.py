@@ -7,13 +7,14 @@ thousands of times.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from actcalc.errors import SpecError
-from actcalc.run.schedule.orders import COLUMN, B, F, order_of, orders_of
+from actcalc.run.schedule.orders import COLUMN, KINDS, B, F, order_of, orders_of
 from actcalc.run.schedule.shape import Shape, shape_of
 
 Seconds = float | Sequence[float] | Sequence[Sequence[float]]
@@ -21,7 +22,7 @@ Seconds = float | Sequence[float] | Sequence[Sequence[float]]
 
 _Floats = NDArray[np.float64]
 
-_ROUNDING = 1e-12  # relative; sums of floats that are equal in exact arithmetic differ by less
+ROUNDING = 1e-12  # relative; sums of floats that are equal in exact arithmetic differ by less
 
 
 class Makespan(NamedTuple):
@@ -106,23 +107,24 @@ def _durations(
 def _total_seconds(shape: Shape, durations: _Floats, p2p: float) -> float:
     if shape.row.phased:
         # two flow shops of identical jobs, one after the other: linear in their number
-        one = _last(_finish(shape.resized(1), durations, p2p))
-        two = _last(_finish(shape.resized(2), durations, p2p))
+        one = _last(finish_times(shape.resized(1), durations, p2p))
+        two = _last(finish_times(shape.resized(2), durations, p2p))
         return one + (shape.microbatches - 1) * (two - one)
     directions = shape.microbatches // shape.lane
-    limit = directions * (3 * shape.span + max(2 * shape.unit, shape.pp // 2))
+    limit = first_length(shape)
     while True:
         short = shape.shortened(limit)
-        finish = _finish(short, durations, p2p)
+        finish = finish_times(short, durations, p2p)
         if short == shape:
             return _last(finish)
-        found = _period(short, finish)
+        found = steady(short, finish)
         if found is not None:
             period, shift = found
             missing = shape.lane - short.lane
             extra = missing % period
             if extra:
-                finish = _finish(short.resized(directions * (short.lane + extra)), durations, p2p)
+                longer = short.resized(directions * (short.lane + extra))
+                finish = finish_times(longer, durations, p2p)
             return _last(finish) + missing // period * shift
         limit *= 2
 
@@ -131,21 +133,16 @@ def _last(finish: _Floats) -> float:
     return float(finish.max())
 
 
-def _period(shape: Shape, finish: _Floats) -> tuple[int, float] | None:
+def steady(shape: Shape, finish: _Floats) -> tuple[int, float] | None:
     """Microbatches (per direction) and seconds of one steady period of a run, if it has settled.
 
     An action depends on actions at most ``reach`` microbatches older. If all finish times of
     ``reach`` consecutive microbatches equal those ``period`` earlier plus a constant, then by
     induction along the dependences so do all later ones, until the cool-down.
     """
-    lane, span = shape.lane, shape.span
-    unit = shape.unit if shape.row.grouped else 1
-    reach = max(
-        int(np.max(np.abs(np.diff(order.microbatch)), initial=unit)) for order in orders_of(shape)
-    )
-    end = lane - span
-    tolerance = _ROUNDING * float(finish.max())
-    for period in range(unit, end - span - reach + 1, unit):
+    end, reach, periods = windows(shape)
+    tolerance = ROUNDING * float(finish.max())
+    for period in periods:
         shifts = finish[..., end - reach : end] - finish[..., end - reach - period : end - period]
         shift = float(shifts.max())
         if shift - float(shifts.min()) <= tolerance:
@@ -153,68 +150,144 @@ def _period(shape: Shape, finish: _Floats) -> tuple[int, float] | None:
     return None
 
 
-def _finish(shape: Shape, durations: _Floats, p2p: float) -> _Floats:
-    """Finish times by [stage, chunk, forward | input gradient | weight gradient, microbatch]."""
+def windows(shape: Shape) -> tuple[int, int, range]:
+    """Where the window of the last steady microbatches ends, its width, and periods to look for."""
+    span, unit = shape.span, shape.unit if shape.row.grouped else 1
+    reach = max(
+        int(np.max(np.abs(np.diff(order.microbatch)), initial=unit)) for order in orders_of(shape)
+    )
+    end = shape.lane - span
+    return end, reach, range(unit, end - span - reach + 1, unit)
+
+
+def first_length(shape: Shape) -> int:
+    """Microbatches after which a run is first looked at for its period."""
+    directions = shape.microbatches // shape.lane
+    return directions * (3 * shape.span + max(2 * shape.unit, shape.pp // 2))
+
+
+def finish_times(shape: Shape, durations: _Floats, p2p: float) -> _Floats:
+    """Finish times by [stage, chunk, forward | input gradient | weight gradient, microbatch].
+
+    Durations of many runs of the same schedule, in a last axis, give a last axis of finish times.
+    """
     pp, chunks, lane = shape.pp, shape.chunks, shape.lane
     size = pp * chunks * 3 * lane
-    origin, nowhere = size, size + 1
-    unset = -1.0
-    ends = [unset] * size + [0.0, 0.0]
-    programs = [
-        _program(shape, stage, durations[stage], p2p, origin, nowhere) for stage in range(pp)
-    ]
-    position = [0] * pp
-    free = [0.0] * pp
-    waiting: dict[int, int] = {}
-    ready = list(range(pp))
-    while ready:
-        stage = ready.pop()
-        program = programs[stage]
-        now = free[stage]
-        for index in range(position[stage], len(program)):
-            need, delay, other, other_delay, own, also, duration = program[index]
-            arrival = ends[need]
-            other_arrival = ends[other]
-            if arrival < 0.0 or other_arrival < 0.0:
-                waiting[need if arrival < 0.0 else other] = stage
-                position[stage] = index
-                break
-            arrival += delay
-            other_arrival += other_delay
-            if arrival > now:
-                now = arrival
-            if other_arrival > now:
-                now = other_arrival
-            now += duration
-            ends[own] = now
-            ends[also] = now
-            if own in waiting:
-                ready.append(waiting.pop(own))
-            if also in waiting:
-                ready.append(waiting.pop(also))
-        else:
-            position[stage] = len(program)
-        free[stage] = now
-    if any(done < len(program) for done, program in zip(position, programs, strict=True)):
-        raise RuntimeError(f"the order of {shape} cannot be executed")
-    finish = np.array(ends[:size]).reshape(pp, chunks, 3, lane)
+    if durations.ndim > 3:
+        ends = _walk_many(_sequence_of(shape), durations, p2p, size)
+        finish = ends[:size].reshape(pp, chunks, 3, lane, -1)
+    else:
+        flat = [*durations.ravel().tolist(), 0.0]
+        finish = np.array(_walk(_sequence_of(shape), flat, p2p, size)[:size])
+        finish = finish.reshape(pp, chunks, 3, lane)
     whole = finish[:, :, 2] < 0
     finish[:, :, 2][whole] = finish[:, :, 1][whole]
     return finish
 
 
-_Step = tuple[int, float, int, float, int, int, float]
+class _Step(NamedTuple):
+    """One action of a stage, or a joined pair, which needs and fills two slots.
 
-
-def _program(
-    shape: Shape, stage: int, durations: _Floats, p2p: float, origin: int, nowhere: int
-) -> list[_Step]:
-    """The actions of a stage as (needs, delay, needs, delay, slot, slot, duration).
-
-    A slot is an index into the table of finish times; ``origin`` is always done, ``nowhere`` is
-    never waited for. A joined pair is one step that needs and fills two slots.
+    A slot is an index into the table of finish times; beyond it come one that is always done and
+    one that is never waited for. Delays are in messages; durations are indices into a flat table.
     """
+
+    need: int
+    delay: float
+    other: int
+    other_delay: float
+    own: int
+    also: int
+    duration: int
+    more: int
+    before: int
+    """The slot of the stage's action before it."""
+
+
+def _walk(steps: Sequence[_Step], seconds: Sequence[float], p2p: float, size: int) -> list[float]:
+    ends = [-1.0] * size + [0.0, 0.0]
+    for need, delay, other, other_delay, own, also, duration, more, before in steps:
+        now = ends[before]
+        arrival = ends[need] + delay * p2p
+        if arrival > now:
+            now = arrival
+        arrival = ends[other] + other_delay * p2p
+        if arrival > now:
+            now = arrival
+        now += seconds[duration] + seconds[more]
+        ends[own] = now
+        ends[also] = now
+    return ends
+
+
+def _walk_many(steps: Sequence[_Step], durations: _Floats, p2p: float, size: int) -> _Floats:
+    runs = durations.shape[-1]
+    seconds = np.concatenate([durations.reshape(-1, runs), np.zeros((1, runs))])
+    ends = np.full((size + 2, runs), -1.0)
+    ends[size:] = 0.0
+    now = np.empty(runs)
+    nothing, origin = len(seconds) - 1, size
+    for need, delay, other, other_delay, own, also, duration, more, before in steps:
+        np.maximum(ends[before], ends[need] + delay * p2p if delay * p2p else ends[need], out=now)
+        if other != origin:
+            np.maximum(now, ends[other] + other_delay * p2p, out=now)
+        now += seconds[duration]
+        if more != nothing:
+            now += seconds[more]
+        ends[own] = now
+        if also != origin + 1:
+            ends[also] = now
+    return ends
+
+
+_KEPT_STEPS = 50_000  # orders of no more actions are kept for the next run of the same schedule
+
+
+def _sequence_of(shape: Shape) -> tuple[_Step, ...]:
+    if shape.pp * shape.chunks * shape.lane > _KEPT_STEPS:
+        return _sequence(shape)
+    return _kept_sequence(shape)
+
+
+@lru_cache(maxsize=64)
+def _kept_sequence(shape: Shape) -> tuple[_Step, ...]:
+    return _sequence(shape)
+
+
+def _sequence(shape: Shape) -> tuple[_Step, ...]:
+    """The actions of all stages in an order in which what each needs has come before it."""
+    size = shape.pp * shape.chunks * 3 * shape.lane
+    programs = [_program(shape, stage, size) for stage in range(shape.pp)]
+    done = [False] * size + [True, True]
+    position = [0] * shape.pp
+    waiting: dict[int, int] = {}
+    ready = list(range(shape.pp))
+    found: list[_Step] = []
+    while ready:
+        stage = ready.pop()
+        program = programs[stage]
+        for index in range(position[stage], len(program)):
+            step = program[index]
+            if not (done[step.need] and done[step.other]):
+                waiting[step.other if done[step.need] else step.need] = stage
+                position[stage] = index
+                break
+            found.append(step)
+            for slot in (step.own, step.also):
+                done[slot] = True
+                if slot in waiting:
+                    ready.append(waiting.pop(slot))
+        else:
+            position[stage] = len(program)
+    if any(at < len(program) for at, program in zip(position, programs, strict=True)):
+        raise RuntimeError(f"the order of {shape} cannot be executed")
+    return tuple(found)
+
+
+def _program(shape: Shape, stage: int, size: int) -> list[_Step]:
+    """The actions of a stage in order, their slots in a table of ``size``."""
     pp, chunks, lane = shape.pp, shape.chunks, shape.lane
+    origin, nowhere, nothing = size, size + 1, pp * chunks * len(KINDS)
     order = order_of(shape, stage)
     slot = ((stage * chunks + order.chunk) * 3 + COLUMN[order.kind]) * lane + order.microbatch
     need = np.full(slot.shape, origin)
@@ -234,8 +307,8 @@ def _program(
             chosen = (order.chunk == chunk) & (COLUMN[order.kind] == filled)
             base = ((source[0] * chunks + source[1]) * 3 + filled) * lane
             need[chosen] = base + order.microbatch[chosen]
-            delay[chosen] = p2p if source[0] != stage else 0.0
-    duration = durations[order.chunk, order.kind]
+            delay[chosen] = source[0] != stage
+    duration = (stage * chunks + order.chunk) * len(KINDS) + order.kind
     joined = order.joined
     columns = (
         need,
@@ -244,11 +317,13 @@ def _program(
         np.where(joined, np.roll(delay, -1), 0.0),
         slot,
         np.where(joined, np.roll(slot, -1), nowhere),
-        duration + np.where(joined, np.roll(duration, -1), 0.0),
+        duration,
+        np.where(joined, np.roll(duration, -1), nothing),
     )
-    merged = np.roll(joined, 1)
-    steps = zip(*(column[~merged].tolist() for column in columns), strict=True)
-    return cast("list[_Step]", list(steps))
+    kept = ~np.roll(joined, 1)
+    earlier = [origin, *slot[kept][:-1].tolist()]
+    steps = zip(*(column[kept].tolist() for column in columns), earlier, strict=True)
+    return [_Step(*step) for step in steps]
 
 
 def _lane_of(shape: Shape, stage: int, chunk: int) -> int:

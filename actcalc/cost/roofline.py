@@ -22,6 +22,7 @@ from actcalc.cost.kernels import Kernels, OpTimer
 from actcalc.cost.optime import OpTime
 from actcalc.cost.rates import Rates, rates_of
 from actcalc.errors import SpecError
+from actcalc.layers.core.algebra import most
 from actcalc.layers.core.graph import Collective, Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.policy.rules import NONE, Policy
@@ -70,19 +71,18 @@ class LayerTime:
 
         All that it waits is then ``stalled``, and part of forward and backward.
         """
-        late = self.host_forward + self.host_backward
-        late -= self.forward + self.stalled + self.backward
-        forward, backward = self.forward + self.stalled, self.backward
-        if late <= 0:
-            return replace(self, forward=forward)
-        share = late / (self.host_forward + self.host_backward)
+        host = self.host_forward + self.host_backward
+        late = most(0.0, host - (self.forward + self.stalled + self.backward))
+        share = late / most(host, _NO_TIME)
         return replace(
             self,
-            forward=forward + share * self.host_forward,
-            backward=backward + share * self.host_backward,
+            forward=self.forward + self.stalled + share * self.host_forward,
+            backward=self.backward + share * self.host_backward,
             stalled=self.stalled + late,
         )
 
+
+_NO_TIME = 1e-300
 
 NOTHING = LayerTime(0.0, 0.0, 0.0, 0.0)
 
@@ -118,13 +118,21 @@ class Roofline:
         again = {op.name for op in self.staged.under(policy).outcome(graph).rerun}
         return tuple(time for time in self.ops(graph) if time.name in again)
 
+    def passes(self, graph: Graph, policy: Policy) -> tuple[OpTime, ...]:
+        """The same, with what forward passes before the last one run (``Policy.passes``)."""
+        return (*self.ops(graph) * (policy.passes - 1), *self.rerun(graph, policy))
+
     def _layer(self, graph: Graph, policy: Policy) -> LayerTime:
-        times, rerun = self.ops(graph), self.rerun(graph, policy)
+        times, rerun = self.ops(graph), self.passes(graph, policy)
         again = sum(time.forward_seconds for time in rerun)
         again += self.regathered(graph, policy)
         forward = sum(time.forward_seconds for time in times)
         spent = self.spent(graph)
         host = sum(one.forward for one in spent.values())
+        if self.staged.under(policy).outcome(graph).detached:
+            stalled = max(0.0, host - forward) if self._host.waits(graph) else 0.0
+            return LayerTime(forward, 0.0, 0.0, 0.0, host, exchange=exchanged(times)[0],
+                             stalled=stalled)  # fmt: skip
         return LayerTime(
             forward=forward,
             rerun=again,

@@ -17,12 +17,14 @@ from actcalc.cost.optimizer import optimizer_time, rank_parameters
 from actcalc.cost.rates import Rates
 from actcalc.cost.roofline import NOTHING, LayerTime, Roofline
 from actcalc.errors import SpecError
+from actcalc.layers.core.algebra import most
 from actcalc.layers.core.graph import Collective, Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.states import packed_bytes, packs, parameters_of, recipe, replicas
 from actcalc.policy.rules import Policy
 from actcalc.run.staged import StagedRun
 from actcalc.specs.recipes import Recipe
+from actcalc.specs.run import Run
 from actcalc.specs.training import Training
 
 
@@ -74,7 +76,7 @@ def step_time(policy: Policy, roofline: Roofline, *, count: int | None = None) -
     staged, rates, training = roofline.staged, roofline.rates, roofline.training
     batches = count or staged.microbatches
     times = [[chunk.paced() for chunk in stage] for stage in _chunk_times(policy, roofline)]
-    pipeline, bubble = _pipeline(staged, times, _send(staged.graph, rates), batches)
+    pipeline, bubble = _pipeline(staged, times, handover(staged.graph, rates), batches)
     whole = [sum(stage, NOTHING) for stage in times]
     stage = max(range(len(whole)), key=lambda index: (whole[index].forward, whole[index].backward))
     busiest = whole[stage]
@@ -141,7 +143,7 @@ def _shards(roofline: Roofline, graph: Graph) -> _Shards:
     rules = recipe(model, training)
     parameters = parameters_of(model, graph, training)
     reduced = _reduced_bytes(training, rules)
-    for group, expert in ((parameters.dense, False), (parameters.expert, True)):
+    for group, expert, _ in parameters.groups():
         ranks = replicas(layout, training, expert=expert)
         stride = layout.ep * (layout.etp or layout.tp) if expert else layout.tp
         found[0] += collective_seconds(
@@ -183,16 +185,18 @@ def _sharded(roofline: Roofline, graph: Graph, time: LayerTime) -> LayerTime:
     if not gather and not fetch:
         return time
     share = roofline.rates.shares.communication_multiprocessors
+    # a frozen layer that no gradient passes has no backward to gather for
+    again, fetched = (gather, fetch) if time.backward else (0.0, 0.0)
     if not roofline.training.prefetch:
         return replace(
             time,
             forward=fetch + gather + time.forward,
-            backward=fetch + gather + beside(time.backward, scatter, share),
+            backward=fetched + again + beside(time.backward, scatter, share),
         )
     return replace(
         time,
         forward=max(fetch, beside(time.forward, gather, share)),
-        backward=max(fetch, beside(time.backward, gather + scatter, share)),
+        backward=max(fetched, beside(time.backward, again + scatter, share)),
     )
 
 
@@ -213,7 +217,7 @@ def _unhidden(roofline: Roofline, first: Graph) -> LayerTime:
     return LayerTime(gather, 0.0, scatter, 0.0)
 
 
-def _send(model: ModelGraph, rates: Rates) -> float:
+def handover(model: ModelGraph, rates: Rates) -> float:
     """Seconds of handing one micro-batch's activations to the next stage.
 
     Tensor-parallel ranks send a part each: what sequence parallelism split, or, without it, a
@@ -241,14 +245,10 @@ def _pipeline(
         return count * (chunk.forward + chunk.backward), 0.0
     from actcalc.cost.pipeline import makespan
 
-    # A message occupies the stage that waits for it. Megatron-Core's interleaved schedule alone
-    # sends and receives beside the next chunk's work (training/arguments.py: overlap_p2p_comm is on
-    # unless --no-overlap-p2p-communication, and set off without interleaving).
-    training, framework = staged.run.training, staged.run.framework
-    hidden = layout.vpp > 1 and framework.overlaps_messages and training.overlapped_messages
+    hidden = layout.vpp > 1 and hides_messages(staged.run)
 
     def occupied(seconds: float) -> float:
-        return max(seconds, send) if hidden else seconds + send
+        return most(seconds, send) if hidden else seconds + send
 
     run = makespan(
         layout.pipeline,
@@ -263,12 +263,22 @@ def _pipeline(
     return run.total_seconds, run.bubble_ratio
 
 
+def hides_messages(run: Run) -> bool:
+    """Whether an interleaved pipeline sends and receives beside the next chunk's work.
+
+    Else a message occupies the stage that waits for it. Megatron-Core's interleaved schedule alone
+    hides it (training/arguments.py: overlap_p2p_comm is on unless --no-overlap-p2p-communication,
+    and set off without interleaving).
+    """
+    return run.framework.overlaps_messages and run.training.overlapped_messages
+
+
 def _trained(staged: StagedRun, held: Iterable[Sequence[Graph]]) -> tuple[int, int]:
     """Trained parameters of the busiest rank: those of all replicas, and routed experts."""
     best = (0, 0)
     for graphs in held:
         total = rank_parameters(staged.graph, graphs, staged.run.training)
-        best = max(best, (total.dense.trained, total.expert.trained), key=sum)
+        best = max(best, total.reduced, key=sum)
     return best
 
 
@@ -285,16 +295,51 @@ def _gradients(
 ) -> float:
     """Exposed seconds of reducing gradients over replicas, and of gathering sharded weights.
 
-    ZeRO-3 has done it layer by layer. PyTorch's DDP reduces beside the last backward; Megatron
-    reduces after it unless told to overlap (overlap_grad_reduce is off by default), and gathers
-    what its distributed optimizer updated before the next step unless told to do it beside that
-    step's first forward (overlap_param_gather).
+    ZeRO-3 has done it layer by layer.
     """
-    model, training = staged.graph, staged.run.training
+    training = staged.run.training
+    if staged.run.layout.zero == 3:
+        return 0.0
+    exchange = reduction(staged.graph, training, parameters, rates)
+    overlaps = staged.run.framework.overlaps_reduction
+    return exchange.exposed(training, busiest, rates, overlaps=overlaps)
+
+
+class Reduction(NamedTuple):
+    """Seconds of the collectives of replicas once in a step, each alone on its links."""
+
+    reduced: float
+    """Of reducing gradients."""
+    gathered: float
+    """Of gathering what sharded states updated."""
+
+    def exposed(
+        self, training: Training, busiest: LayerTime, rates: Rates, *, overlaps: bool
+    ) -> float:
+        """Seconds that nothing hides; the work beside them is the ``busiest`` stage's.
+
+        PyTorch's DDP reduces beside the last backward (``overlaps``); Megatron reduces after it
+        unless told to overlap (overlap_grad_reduce is off by default), and gathers what its
+        distributed optimizer updated before the next step unless told to do it beside that step's
+        first forward (overlap_param_gather).
+        """
+        share = rates.shares.communication_multiprocessors
+        reduced, gathered = self
+        if overlaps or training.overlapped_reduction:
+            reduced = beside(busiest.backward, reduced, share) - busiest.backward
+        if training.overlapped_gather:
+            gathered = beside(busiest.forward, gathered, share) - busiest.forward
+        return reduced + gathered
+
+
+def reduction(
+    model: ModelGraph, training: Training, parameters: tuple[int, int], rates: Rates
+) -> Reduction:
+    """The collectives of a rank with so many trained parameters: of all replicas, and experts'."""
     layout = model.context.layout
     replicas = layout.dp * layout.cp
-    if replicas == 1 or layout.zero == 3:
-        return 0.0
+    if replicas == 1:
+        return Reduction(0.0, 0.0)
     dense, experts = parameters
     element = _reduced_bytes(training, recipe(model, training))
     reduced = gathered = 0.0
@@ -311,9 +356,4 @@ def _gradients(
             gathered += collective_seconds(
                 Collective.ALL_GATHER, count * model.context.act.itemsize, size, stride, rates
             )
-    share = rates.shares.communication_multiprocessors
-    if staged.run.framework.overlaps_reduction or training.overlapped_reduction:
-        reduced = beside(busiest.backward, reduced, share) - busiest.backward
-    if training.overlapped_gather:
-        gathered = beside(busiest.forward, gathered, share) - busiest.forward
-    return reduced + gathered
+    return Reduction(reduced, gathered)

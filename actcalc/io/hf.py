@@ -19,6 +19,9 @@ from actcalc.io.yamlfile import MAX_DEPTH, MAX_ENTRIES, MAX_JSON_BYTES, parse_js
 
 __all__ = ["Imported", "known_types", "read_config", "read_config_file", "refused_types"]
 
+_OPEN_RANGES = ("time_step_limit", "mamba_dt_limit")
+"""Keys of ranges without an upper end, which Python writes as Infinity."""
+
 
 @dataclass(frozen=True)
 class Imported:
@@ -75,7 +78,8 @@ def _check_plain(config: Mapping[str, Any]) -> None:
             raise SpecError(f"{shown(path)} is nested too deeply", "name a model's config.json")
         if entries > MAX_ENTRIES:
             raise SpecError("the configuration is too long", "name a model's config.json")
-        if isinstance(node, float) and not math.isfinite(node):
+        open_end = node == math.inf and path.rpartition(".")[2] in _OPEN_RANGES
+        if isinstance(node, float) and not math.isfinite(node) and not open_end:
             raise SpecError(
                 f"{shown(path)} is {node}: not a number of plain JSON", "write a finite number"
             )

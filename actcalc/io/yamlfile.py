@@ -164,11 +164,14 @@ def read_mapping(path: Path, limit: int | None = None) -> dict[str, Any]:
 
 
 def parse_json(text: str, where: str, *, finite: bool = True) -> Any:
-    """Parse JSON; ``SpecError`` for duplicate keys, bad syntax and, if ``finite``, for NaN."""
+    """Parse JSON; ``SpecError`` for duplicate keys, bad syntax and, if ``finite``, for NaN.
+
+    ``Infinity`` is let through: configurations of state-space models hold it, as Python writes it.
+    """
     import json
 
     def constant(name: str) -> Any:
-        if not finite:
+        if not finite or name == "Infinity":
             return float(name)
         raise SpecError(f"{where}: {name} is not a number", "write a finite number")
 

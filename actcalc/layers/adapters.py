@@ -1,27 +1,29 @@
-"""Low-rank adapters: what a frozen layer no longer keeps, and what its adapters keep.
+"""Fine-tuning: which weights are frozen, what frozen layers no longer keep, what adapters keep.
 
 A linear layer saves its input for the gradient of its weight alone; frozen, it saves nothing, and
 a norm no normalised tensor. An adapter reads the same input, so a layer that has one keeps it, and
 the product of rank r between its two matrices (Hu et al. 2021, section 4.1;
 torch.nn.functional.linear). Adapters of another type than the base, or with dropout, keep an input
-of their own each (PEFT tuners/lora/layer.py Linear.forward, _cast_input_dtype).
+of their own each (PEFT tuners/lora/layer.py Linear.forward, _cast_input_dtype). Parts trained
+beside adapters are copies of the frozen ones, which stay (PEFT utils/other.py
+ModulesToSaveWrapper).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import groupby
+from typing import Literal
 
 from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import Expr
 from actcalc.layers.core.graph import DType, Graph, Op, Tensor, Weight
+from actcalc.layers.core.ops import EMBEDDING_SCOPE
 from actcalc.layers.model import LayerRun, ModelGraph
-from actcalc.specs.training import TARGET_GROUPS, Training
+from actcalc.specs.targets import TARGET_GROUPS
+from actcalc.specs.training import Training
 
-_PEFT = {
-    "q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "out", "qkv_proj": "qkv",
-    "gate_proj": "gate", "up_proj": "up", "gate_up_proj": "gate_up", "down_proj": "fc2",
-}  # fmt: skip
-"""Names of projections in models and in PEFT's target_modules, and of our ops."""
+_ENDS = ("embedding", "head")
 
 
 def adapted(model: ModelGraph, training: Training, *, autocast: bool = False) -> ModelGraph:
@@ -30,94 +32,217 @@ def adapted(model: ModelGraph, training: Training, *, autocast: bool = False) ->
     ``autocast`` runs adapters of another type than the base in the base's.
 
     Raises:
-        SpecError: no layer has a projection that ``lora_targets`` names.
+        SpecError: nothing would be trained: no layer has a projection that ``lora_targets`` names,
+            or all layers are frozen.
     """
-    if not training.lora_rank:
+    if not training.tunes:
         return model
-    _check_targets(model, training)
-    made: dict[int, Graph] = {}
-
-    def change(graph: Graph) -> Graph:
-        if id(graph) not in made:
-            made[id(graph)] = _frozen(model, graph, training, autocast=autocast)
-        return made[id(graph)]
-
-    return replace(
-        model,
-        embedding=change(model.embedding),
-        runs=tuple(LayerRun(run.kind, change(run.graph), run.count) for run in model.runs),
-        head=change(model.head),
-        mtp=LayerRun(model.mtp.kind, change(model.mtp.graph), model.mtp.count)
-        if model.mtp
-        else None,
-    )
-
-
-def _check_targets(model: ModelGraph, training: Training) -> None:
-    known = {op.name for run in model.runs for op in run.graph.ops if op.kind == "linear"}
-    for name in training.targets:
-        if name not in TARGET_GROUPS and _PEFT.get(name, name) not in known:
-            raise SpecError(
-                f"lora_targets names {name!r}, which no layer of {model.context.model.name} has",
-                "use " + ", ".join((*TARGET_GROUPS, *sorted(known))),
-            )
+    depth = model.context.model.depth
+    if abs(training.freeze) > depth:
+        raise SpecError(
+            f"freeze is {training.freeze}, the model has {depth} layers", f"use at most {depth}"
+        )
+    tuning = _Tuning(model, training, autocast=autocast)
+    found = tuning.model()
+    if training.lora_rank and not tuning.adapters:
+        known = {op.name for run in model.runs for op in run.graph.ops if op.kind == "linear"}
+        raise SpecError(
+            f"lora_targets {training.lora_targets!r} names no projection of "
+            f"{model.context.model.name}",
+            "use " + ", ".join((*TARGET_GROUPS, *sorted(known))),
+        )
+    if not any(not weight.frozen for graph, _ in found.graphs() for weight in graph.weights):
+        raise SpecError(
+            "every weight is frozen: nothing would be trained",
+            "freeze fewer layers, or add --train or --lora-rank",
+        )
+    return found
 
 
-def _frozen(model: ModelGraph, graph: Graph, training: Training, *, autocast: bool) -> Graph:
-    tensors = dict(graph.tensors)
-    ops: list[Op] = []
-    for op in graph.ops:
+class _Tuning:
+    """The graphs of one run as fine-tuning leaves them; equal ones are made once."""
+
+    def __init__(self, model: ModelGraph, training: Training, *, autocast: bool) -> None:
+        self.before, self.training, self.autocast = model, training, autocast
+        self.made: dict[tuple[int, frozenset[str], bool], tuple[Graph, Graph]] = {}
+        self.adapters = 0
+        """Projections that have one."""
+        self.passes = False
+        """Whether a weight so far is trained, so that gradients pass from here on."""
+        depth = model.context.model.depth
+        self.first = training.freeze if training.freeze >= 0 else depth + training.freeze
+        """First layer that is not frozen."""
+        needed = training.lora_rank and model.context.framework.hub_models
+        self.stops: Literal["stops", "stops unless re-run"] = (
+            "stops unless re-run" if needed else "stops"
+        )
+        self.targets = training.targets
+        self.parts = set(training.train)
+        tied = {"embeddings", "head"}
+        if not training.lora_rank and model.context.model.tied and self.parts & tied:
+            self.parts |= tied  # one weight
+
+    def model(self) -> ModelGraph:
+        """All graphs, in the order in which forward runs them."""
+        before = self.before
+        embedding = self._graph(before.embedding, -1)
+        graphs = [self._graph(graph, at) for at, graph in enumerate(before.layers)]
+        kinds = [run.kind for run in before.runs for _ in range(run.count)]
+        runs = []
+        for (_, kind), group in groupby(
+            zip(graphs, kinds, strict=True), key=lambda pair: (id(pair[0]), pair[1])
+        ):
+            members = list(group)
+            runs.append(LayerRun(kind, members[0][0], len(members)))
+        last = len(graphs) - 1
+        mtp = before.mtp
+        if mtp is not None:
+            mtp = replace(mtp, graph=self._graph(mtp.graph, last))
+        head = self._graph(before.head, -1)
+        return replace(before, embedding=embedding, runs=tuple(runs), head=head, mtp=mtp)
+
+    def _graph(self, graph: Graph, layer: int) -> Graph:
+        """One graph with what is frozen and what is added; ``layer`` is -1 at either end."""
+        frozen = 0 <= layer < self.first
+        chosen = frozenset[str]()
+        if self.training.lora_rank and not frozen:
+            place = -1 if graph.name in _ENDS else layer
+            chosen = frozenset(op.name for op in graph.ops if self._adapts(op, place))
+            self.adapters += len(chosen)
+        key = (id(graph), chosen, frozen)
+        if key not in self.made:
+            found = self._changed(graph, chosen, frozen=frozen)
+            self.made[key] = found, replace(found, gradient=self.stops)
+        found, stopped = self.made[key]
+        self.passes = self.passes or any(not w.frozen for w in found.weights)
+        return found if self.passes or graph.name in _ENDS else stopped
+
+    def _adapts(self, op: Op, layer: int) -> bool:
+        if op.kind != "linear" or not op.weights:
+            return False
+        if layer < 0:
+            return op.name == "head" and self.targets.hits(layer, op.name, op.group)
+        return adapts(self.before, op, self.training, layer)
+
+    def _changed(self, graph: Graph, chosen: frozenset[str], *, frozen: bool) -> Graph:
+        tensors = dict(graph.tensors)
+        ops = [
+            self._op(op, graph, tensors, adapter=op.name in chosen, frozen=frozen)
+            for op in graph.ops
+        ]
+        return replace(graph, tensors=tensors, ops=tuple(ops))
+
+    def _op(
+        self, op: Op, graph: Graph, tensors: dict[str, Tensor], *, adapter: bool, frozen: bool
+    ) -> Op:
+        weights = tuple(
+            each for w in op.weights for each in self._weight(op, graph, w, frozen=frozen)
+        )
+        op = replace(op, weights=weights)
+        if adapter:
+            op = self._adapted(op, tensors)
+        if op.trains or (adapter and not self._own_input):
+            return op
         if op.kind == "norm":
             # weight * normed keeps the normed tensor for the weight's gradient alone
-            kept = tuple(name for name in op.saves if name != f"{op.name}_normed")
-            ops.append(replace(op, saves=kept))
-        elif op.kind != "linear" or not op.weights:
-            ops.append(op)
-        elif graph.name not in ("embedding", "head") and any(
-            adapts(model, op, weight, training) for weight in op.weights
-        ):
-            ops.append(_adapter(op, tensors, model, training, autocast=autocast))
-        else:
-            kept = tuple(name for name in op.saves if name not in op.inputs)
-            ops.append(replace(op, saves=kept))
-    return replace(graph, tensors=tensors, ops=tuple(ops))
+            return replace(op, saves=tuple(n for n in op.saves if n != f"{op.name}_normed"))
+        if op.kind == "linear" and op.weights:
+            inputs = {*op.inputs, f"{op.name}_input"} - {f"{low_rank(op.name)}_input"}
+            return replace(op, saves=tuple(name for name in op.saves if name not in inputs))
+        return op
 
+    @property
+    def _own_input(self) -> bool:
+        """Whether adapters keep an input of their own instead of the layer's."""
+        training = self.training
+        wide = training.lora_dtype == "fp32" and self.before.context.act is not DType.FP32
+        return wide or training.lora_dropout
 
-def _adapter(
-    op: Op, tensors: dict[str, Tensor], model: ModelGraph, training: Training, *, autocast: bool
-) -> Op:
-    """The op with its adapter: what that makes and keeps, and its temporaries."""
-    source = tensors[op.inputs[0]]
-    rows, act = source.shape[:-1], model.context.act
-    wide = training.lora_dtype == "fp32" and act is not DType.FP32
-    dtype = DType.FP32 if wide and not autocast else act
-    made = []
+    def _weight(self, op: Op, graph: Graph, weight: Weight, *, frozen: bool) -> tuple[Weight, ...]:
+        """One weight as it is left, and the copy that is trained in its place."""
+        training = self.training
+        part = "embeddings" if op.kind == "embedding" else "head" if (
+            op.name == "head" and graph.name == "head"
+        ) else "norms" if op.kind == "norm" else ""  # fmt: skip
+        inside = "layers" in self.parts and graph.name not in _ENDS
+        named = (part in self.parts or inside) and not frozen
+        if training.lora_rank and named:
+            scope = f"{weight.scope} of {part}" if weight.scope else ""
+            copied = replace(weight, name=f"{weight.name}.copy", scope=scope, added="copy")
+            return replace(weight, frozen=True), copied
+        if training.lora_rank or self.parts:
+            return (replace(weight, frozen=not named),)
+        below = graph.name == "embedding" or weight.scope == EMBEDDING_SCOPE
+        return (replace(weight, frozen=frozen or below),)
 
-    def keep(what: str, shape: tuple[Expr, ...], kind: DType) -> None:
-        name = f"{low_rank(op.name)}{what}"
-        tensors[name] = Tensor(name, shape, kind)
-        made.append(name)
+    def _adapted(self, op: Op, tensors: dict[str, Tensor]) -> Op:
+        """The op with its adapter: its weights, what it makes and keeps, and its temporaries."""
+        training, act = self.training, self.before.context.act
+        source = tensors[op.inputs[0]]
+        rows = source.shape[:-1]
+        wide = training.lora_dtype == "fp32" and act is not DType.FP32
+        dtype = DType.FP32 if wide and not self.autocast else act
+        made = []
 
-    saves = op.saves
-    if wide or training.lora_dropout:
-        saves = tuple(name for name in op.saves if name not in op.inputs)
-        keep("_input", source.shape, dtype)
-    if training.lora_dropout:
-        keep("_mask", source.shape, DType.BOOL)
-    keep("", (*rows, Expr.of(training.lora_rank)), dtype)
-    forward, backward = op.forward_scratch, op.backward_scratch
-    if wide and not autocast:
-        # the adapter's result and its sum with the base's; its gradient, and that of its input
+        def keep(what: str, shape: tuple[Expr, ...], kind: DType) -> None:
+            name = f"{low_rank(op.name)}{what}"
+            tensors[name] = Tensor(name, shape, kind)
+            made.append(name)
+
+        if self._own_input:
+            keep("_input", source.shape, dtype)
+        if training.lora_dropout:
+            keep("_mask", source.shape, DType.BOOL)
+        keep("", (*rows, Expr.of(training.lora_rank)), dtype)
+        forward, backward = op.forward_scratch, op.backward_scratch
         result = tensors[op.outputs[0]].elements
-        forward = forward + result * 8
-        backward = backward + result * 4 + source.elements * 4
-    return replace(
-        op,
-        outputs=(*op.outputs, *made),
-        saves=tuple(dict.fromkeys((*saves, *made))),
-        forward_scratch=forward,
-        backward_scratch=backward,
-    )
+        if wide and not self.autocast:
+            # the adapter's result and its sum with the base's; its gradient, and that of its input
+            forward = forward + result * 8
+            backward = backward + result * 4 + source.elements * 4
+        if training.dora:
+            keep("_result", tensors[op.outputs[0]].shape, dtype)
+            keep("_base", tensors[op.outputs[0]].shape, act)
+            forward, backward = _dora_scratch(op, dtype, result, forward, backward)
+        return replace(
+            op,
+            weights=(*op.weights, *_pairs(op, training)),
+            outputs=(*op.outputs, *made),
+            saves=tuple(dict.fromkeys((*op.saves, *made))),
+            forward_scratch=forward,
+            backward_scratch=backward,
+        )
+
+
+def _dora_scratch(
+    op: Op, dtype: DType, result: Expr, forward: Expr, backward: Expr
+) -> tuple[Expr, Expr]:
+    """Temporaries of DoRA (PEFT tuners/lora/dora.py DoraLinearLayer.forward).
+
+    Forward makes the identity of the input's width, B·A of the weight's shape, and the weight with
+    it; then both scaled results and their sum.
+    """
+    weight = op.own_weights[0]
+    count, inside = weight.parameters, weight.shape[-1]
+    shaped = count * 2 * dtype.itemsize + inside * inside * dtype.itemsize
+    return forward + shaped + result * dtype.itemsize, backward + result * dtype.itemsize
+
+
+def _pairs(op: Op, training: Training) -> list[Weight]:
+    """A (r x in) and B (out x r) of every projection of an op, and DoRA's magnitudes."""
+    rank = Expr.of(training.lora_rank)
+    found = []
+    for weight in op.own_weights:
+        if len(weight.shape) < 2:
+            continue
+        *many, outside, inside = weight.shape
+        for name, shape in (("A", (rank, inside)), ("B", (outside, rank))):
+            found.append(Weight(f"{weight.name}.lora_{name}", (*many, *shape),
+                                expert=weight.expert, added="adapter"))  # fmt: skip
+        if training.dora:
+            found.append(Weight(f"{weight.name}.magnitude", (*many, outside),
+                                expert=weight.expert, added="adapter"))  # fmt: skip
+    return found
 
 
 def low_rank(name: str) -> str:
@@ -138,13 +263,9 @@ def in_module(model: ModelGraph, op: Op, weight: Weight) -> bool:
     return len(weight.shape) == 2 and op.name != "router"
 
 
-def adapts(model: ModelGraph, op: Op, weight: Weight, training: Training) -> bool:
-    """Whether one weight of a layer's op carries an adapter."""
-    if not in_module(model, op, weight) or op.group not in ("attention", "ffn"):
+def adapts(model: ModelGraph, op: Op, training: Training, layer: int = 0) -> bool:
+    """Whether an op of a layer carries adapters."""
+    if op.group not in ("attention", "ffn"):
         return False
-    return any(
-        name == "all"
-        or (name in TARGET_GROUPS and (name == "attention") == (op.group == "attention"))
-        or _PEFT.get(name, name) == op.name
-        for name in training.targets
-    )
+    inside = any(in_module(model, op, weight) for weight in op.own_weights)
+    return inside and training.targets.hits(layer, op.name, op.group)

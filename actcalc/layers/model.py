@@ -72,15 +72,16 @@ class ModelGraph:
     @cached_property
     def kinds(self) -> tuple[LayerRun, ...]:
         """Each kind of layer once, with its total count, in order of first appearance."""
-        counts: dict[LayerKind, int] = {}
-        graphs: dict[LayerKind, Graph] = {}
+        counts: dict[Graph, int] = {}
+        kinds: dict[Graph, LayerKind] = {}
         for run in self.runs:
-            counts[run.kind] = counts.get(run.kind, 0) + run.count
-            graphs.setdefault(run.kind, run.graph)
-        labels = _labels(list(counts))
+            counts[run.graph] = counts.get(run.graph, 0) + run.count
+            kinds.setdefault(run.graph, run.kind)
+        known = list(dict.fromkeys(kinds.values()))
+        labels = dict(zip(known, _labels(known), strict=True))
         return tuple(
-            LayerRun(kind, graphs[kind], count, label)
-            for (kind, count), label in zip(counts.items(), labels, strict=True)
+            LayerRun(kinds[graph], graph, count, labels[kinds[graph]] + _tuned(kinds, graph))
+            for graph, count in counts.items()
         )
 
     def graphs(self, *, mtp: bool = True) -> Iterator[tuple[Graph, int]]:
@@ -103,6 +104,19 @@ class _PerGraph(dict[Graph, Mapping[str, int]]):
     def __missing__(self, graph: Graph) -> Mapping[str, int]:
         self[graph] = self._table(graph)
         return self[graph]
+
+
+def _tuned(kinds: Mapping[Graph, LayerKind], graph: Graph) -> str:
+    """What tells a graph from others of its kind: which of its weights are trained."""
+    alike = [each for each, kind in kinds.items() if kind == kinds[graph]]
+    if len(alike) == 1:
+        return ""
+    if any(weight.added == "adapter" for weight in graph.weights):
+        adapted = [each for each in alike if any(w.added for w in each.weights)]
+        number = f" {adapted.index(graph) + 1}" if len(adapted) > 1 else ""
+        return f" with adapters{number}"
+    trained = any(not weight.frozen for weight in graph.weights)
+    return "" if trained else " frozen"
 
 
 def _labels(kinds: Sequence[LayerKind]) -> list[str]:
@@ -157,10 +171,12 @@ def _layer(ctx: Context, kind: LayerKind) -> Graph:
 
 
 def unique_weights(graphs: Iterator[tuple[Graph, int]]) -> Iterator[tuple[Weight, int]]:
-    """Every parameter tensor with its multiplicity; a shared scope only once."""
+    """Every parameter tensor of the model itself with its multiplicity; a shared scope once."""
     seen: set[str] = set()
     for graph, count in graphs:
         for weight in graph.weights:
+            if weight.added:
+                continue
             if weight.scope:
                 if weight.scope in seen:
                     continue

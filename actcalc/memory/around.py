@@ -67,7 +67,7 @@ class Sharding(NamedTuple):
             packed_bytes(group, self.training)
             + self.rules.gathered
             * (group.parameters - (group.packed if packs(self.training) else 0))
-            for group in (parameters.dense, parameters.expert)
+            for group in parameters
         )
 
 
@@ -112,8 +112,7 @@ class _Unit(NamedTuple):
     def of(cls, part: Part, rule: Sharding) -> _Unit:
         layers = max(1, part.layers)
         own = part.parameters
-        trained = own.dense.trained + own.expert.trained
-        return cls(part, rule.gathered(own) // layers, trained // layers, part.largest)
+        return cls(part, rule.gathered(own) // layers, own.trained // layers, part.largest)
 
 
 class Units:

@@ -61,20 +61,31 @@ def buffers(
     (:mod:`actcalc.memory.around`).
     """
     found = [
-        *_workspaces(model, training, device, parts),
-        *_gather(model, head=head),
-        *_deferred(model, training, head=head),
-        *_messages(model, training),
-        *_data_parallel(model, training, rules, parts, held, gathers=gathers),
-        *_batch(model),
-        *_rotary(model),
+        *workspaces(model, training, device, parts),
+        *passing(model, training, head=head),
+        *data_parallel(model, training, rules, parts, held, gathers=gathers),
+        *of_inputs(model),
     ]
     if device is not None:
-        found += _outside(model, device)
+        found += outside(model, device)
     return tuple(buffer for buffer in found if buffer.bytes)
 
 
-def _workspaces(
+def passing(model: ModelGraph, training: Training, *, head: bool) -> list[Buffer]:
+    """Buffers of what passes through a stage: gathered inputs, put-off logits, messages."""
+    return [
+        *_gather(model, head=head),
+        *_deferred(model, training, head=head),
+        *_messages(model, training),
+    ]
+
+
+def of_inputs(model: ModelGraph) -> list[Buffer]:
+    """The batch, and tables that belong to the model."""
+    return [*_batch(model), *_rotary(model)]
+
+
+def workspaces(
     model: ModelGraph, training: Training, device: Device | None, parts: Sequence[Part]
 ) -> list[Buffer]:
     """Workspaces of cuBLAS, held by PyTorch and by Transformer Engine.
@@ -181,7 +192,7 @@ def _messages(model: ModelGraph, training: Training) -> list[Buffer]:
     ]
 
 
-def _data_parallel(
+def data_parallel(
     model: ModelGraph,
     training: Training,
     rules: Recipe,
@@ -190,6 +201,7 @@ def _data_parallel(
     *,
     gathers: bool,
 ) -> list[Buffer]:
+    """Buckets in which replicas reduce gradients, and weights gathered from their shards."""
     layout = model.context.layout
     if gathers and rules.units:
         return []
@@ -243,10 +255,7 @@ def _sharded(
         one = part.parameters.total // part.layers if part.layers > 1 else part.parameters.total
         ahead += [one] * min(part.count * max(1, part.layers), depth)
     window = max(sum(ahead[i : i + depth]) for i in range(max(1, len(ahead) - depth + 1)))
-    largest = max(
-        (p.parameters.dense.trained + p.parameters.expert.trained) // max(1, p.layers)
-        for p in parts
-    )
+    largest = max(p.parameters.trained // max(1, p.layers) for p in parts)
     gradient = largest * (rules.gathered + rules.gradient)
     stays = training.persistent_buffers
     return [
@@ -279,7 +288,7 @@ def _rotary(model: ModelGraph) -> list[Buffer]:
     return [Buffer("rotary table", size, True, True, "freqs_cis, a buffer of the model")]
 
 
-def _outside(model: ModelGraph, device: Device) -> list[Buffer]:
+def outside(model: ModelGraph, device: Device) -> list[Buffer]:
     """What the driver and libraries take beside the framework's allocator."""
     sizes = overheads()
     context = device.context_bytes or (sizes["context"] if device.compute_capability else 0)

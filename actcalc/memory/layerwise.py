@@ -43,13 +43,13 @@ class Share(NamedTuple):
 
 
 def pieces(model: ModelGraph, graphs: Iterable[Graph]) -> tuple[Piece, ...]:
-    """Every weight of a stage in model order; experts that run grouped count one by one."""
+    """Every trained weight of a stage in model order; grouped experts count one by one."""
     found: list[Piece] = []
     seen: set[str] = set()
     for graph in graphs:
         for op in graph.ops:
             for weight in op.weights:
-                if weight.scope and weight.scope in seen:
+                if weight.frozen or (weight.scope and weight.scope in seen):
                     continue
                 seen.add(weight.scope)
                 shape = [int(dim.value(model.sizes)) for dim in weight.shape]

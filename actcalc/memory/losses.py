@@ -74,8 +74,8 @@ class _Head:
         product = graph.ops[at]
         self.input = sizes[product.inputs[0]]
         act = model.context.act.itemsize
-        count = sum(int(weight.parameters.value(model.sizes)) for weight in product.weights)
-        self.table = count * act if options.trains_all else 0
+        count = sum(int(weight.parameters.value(model.sizes)) for weight in product.own_weights)
+        self.table = count * act if product.trains else 0
         self.width = int(model.context.h.value(model.sizes))
         self.vocabulary = count // self.width
         self.tokens = self.input // act // self.width

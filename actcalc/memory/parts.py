@@ -20,7 +20,7 @@ from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.losses import Sizes, loss_sizes
 from actcalc.memory.states import Parameters, Trained, packs, parameters_of, trained_of
-from actcalc.memory.working import NO_GRADIENTS, Gradients, Options, Working, working
+from actcalc.memory.working import NO_GRADIENTS, Gradients, Known, Options, Working, working
 from actcalc.policy.offload import Away, away, whole_layer
 from actcalc.policy.outcome import LayerOutcome, layer_outcome
 from actcalc.policy.rules import NONE
@@ -28,7 +28,7 @@ from actcalc.policy.stage import StagePolicy
 from actcalc.run.placement import Ends
 from actcalc.specs.training import Training
 
-EMBEDDING, HEAD = "embedding", "head and loss"
+EMBEDDING, PREDICTION, HEAD = "embedding", "prediction layer", "head and loss"
 """Names of the parts at either end of a model."""
 
 Offloading = Literal["stays", "ahead", "asked"]
@@ -79,8 +79,14 @@ class Timeline:
     """Evaluates parts and peaks of a run's stages under one policy; layers are measured once."""
 
     def __init__(
-        self, stages: StagePolicy, training: Training, gradients: Gradients = NO_GRADIENTS
+        self,
+        stages: StagePolicy,
+        training: Training,
+        gradients: Gradients = NO_GRADIENTS,
+        *,
+        like: Timeline | None = None,
     ) -> None:
+        """``like`` is the same run's under another policy: what none changes is taken of it."""
         self.stages = stages
         self.model: ModelGraph = stages.model
         self.training = training
@@ -93,7 +99,6 @@ class Timeline:
             gradient_fusion=training.gradient_fusion or not framework.main_gradients,
             gathers_to_buffer=frozenset(gathering),
             loss_compiled=self.model.context.workload.kernels.cross_entropy_loss_fusion,
-            trains_all=not training.lora_rank,
             loss_in_place=framework.loss_in_place and training.loss in ("auto", "fused"),
             gradients=gradients,
             dequantises=self._packed_ops() if packs(training) else frozenset(),
@@ -103,9 +108,13 @@ class Timeline:
             self._check_offload()
         self._working: dict[tuple[int, str, str], Working] = {}
         self._away: dict[tuple[int, str], Away] = {}
-        self._parameters: dict[int, Parameters] = {}
-        self._trained: dict[int, Trained] = {}
-        self._shapes: dict[int, frozenset[tuple[int, ...]]] = {}
+        same = like is not None and like.options == self.options
+        self._known: dict[int, Known] = like._known if like and same else {}
+        self._ends: dict[str, Part] = like._ends if like and same else {}
+        self._parameters: dict[int, Parameters] = like._parameters if like else {}
+        self._trained: dict[int, Trained] = like._trained if like else {}
+        self._largest: dict[int, int] = like._largest if like else {}
+        self._shapes: dict[int, frozenset[tuple[int, ...]]] = like._shapes if like else {}
         self.last_layer = self.model.context.model.depth
 
     def _packed_ops(self) -> frozenset[str]:
@@ -113,7 +122,7 @@ class Timeline:
             op.name
             for run in self.model.runs
             for op in run.graph.ops
-            if any(in_module(self.model, op, weight) for weight in op.weights)
+            if any(in_module(self.model, op, weight) for weight in op.own_weights)
         )
 
     def _check_offload(self) -> None:
@@ -180,11 +189,13 @@ class Timeline:
         return found + parameters_of(self.model, graph, self.training, seen) * (count - 1)
 
     def largest(self, graph: Graph) -> int:
-        """Elements of the largest trained weight of a graph, on one rank; of adapters all."""
-        if self.training.lora_rank:
-            return self.trained(graph).own
-        sizes = self.model.sizes
-        return max((int(w.parameters.value(sizes)) for w in graph.weights), default=0)
+        """Elements of the largest trained weight of a graph, on one rank (cached)."""
+        if id(graph) not in self._largest:
+            sizes = self.model.sizes
+            trained = (weight for weight in graph.weights if not weight.frozen)
+            counts = (int(weight.parameters.value(sizes)) for weight in trained)
+            self._largest[id(graph)] = max(counts, default=0)
+        return self._largest[id(graph)]
 
     def _casts(self, outcome: LayerOutcome) -> int:
         """Bytes of cast weights of a layer that its policy does not store.
@@ -208,7 +219,7 @@ class Timeline:
                 for op in graph.ops
                 if op.kind == "linear"
                 for weight in op.weights
-                if len(weight.shape) > 1
+                if len(weight.shape) > 1 and not weight.frozen and not weight.added
             )
         return self._shapes[key]
 
@@ -224,8 +235,15 @@ class Timeline:
                 whole=policy.whole,
                 away=None if way == "stays" else self.away(layer, chunk),
                 ahead=way == "ahead",
+                known=self.known(graph),
             )
         return self._working[key]
+
+    def known(self, graph: Graph) -> Known:
+        """What every outcome of one graph has in common (cached)."""
+        if id(graph) not in self._known:
+            self._known[id(graph)] = Known(self.model, graph)
+        return self._known[id(graph)]
 
     def away(self, layer: int, chunk: range) -> Away:
         """What the offloaded modules of one layer send to the host (cached)."""
@@ -337,20 +355,27 @@ class Timeline:
         found: list[Part] = []
         first, last = ends
         if first:
-            found.append(self._end(EMBEDDING, self.model.embedding))
+            found.append(self.end(EMBEDDING))
         found += self._segments(chunk, way)
         if last:
             if self.model.mtp:
-                for _ in range(self.model.mtp.count):
-                    found.append(self._end("prediction layer", self.model.mtp.graph))
-            found.append(self._end(HEAD, self.model.head))
+                found += [self.end(PREDICTION)] * self.model.mtp.count
+            found.append(self.end(HEAD))
         return tuple(found)
 
     def _segments(self, chunk: range, way: Offloading) -> Iterator[Part]:
         policy = self.stages.policy
         if policy.segmented:
             for segment in self.stages.segments(chunk):
-                yield self._segment(segment.layers, segment.stored_bytes, chunk)
+                if policy.recursive:
+                    part = self._layer(segment.layers.start, 1, chunk, way)
+                    yield replace(
+                        part,
+                        stored=min(part.stored, segment.stored_bytes),
+                        backward=part.backward + segment.waiting_bytes,
+                    )
+                else:
+                    yield self._segment(segment.layers, segment.stored_bytes, chunk)
             return
 
         def kind(layer: int) -> tuple[int, str]:
@@ -430,6 +455,19 @@ class Timeline:
             casts=sum(self._casts(self.stages.outcome(graph)) for graph in graphs),
             shapes=frozenset().union(*(self.shapes(graph) for graph in graphs)),
         )
+
+    def alone(self, layer: int) -> Part:
+        """One layer as the first of a chunk."""
+        return self._layer(layer, 1, range(layer, layer + 1), "stays")
+
+    def end(self, name: str) -> Part:
+        """Embedding, one prediction layer, or head with loss (cached); policies leave them be."""
+        if name not in self._ends:
+            graphs = {EMBEDDING: self.model.embedding, HEAD: self.model.head}
+            if self.model.mtp:
+                graphs[PREDICTION] = self.model.mtp.graph
+            self._ends[name] = self._end(name, graphs[name])
+        return self._ends[name]
 
     def _end(self, name: str, graph: Graph) -> Part:
         outcome = layer_outcome(self.model, graph, NONE)

@@ -78,8 +78,9 @@ def chunk_moments(parts: Sequence[Part], around: Sequence[Both]) -> Moments:
             beside = around[at]
             name = _name(part, index, "forward")
             forward.append(Moment(name, prefix, part.forward, beside.forward, loss))
-            name = _name(part, index, "backward")
-            backward.append(Moment(name, prefix, part.backward, beside.backward, loss))
+            if part.backward:
+                name = _name(part, index, "backward")
+                backward.append(Moment(name, prefix, part.backward, beside.backward, loss))
             prefix, at = prefix + part.stored, at + 1
     return Moments(prefix, tuple(forward), tuple(backward))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from actcalc.layers.core.graph import Graph, Op
@@ -38,7 +38,8 @@ _SEGMENT = 2**21  # c10/cuda/CUDACachingAllocator.h kSmallBuffer, kRoundLarge: s
 class StageMemory:
     """The memory of a run's stages under one policy; what several answers need is computed once."""
 
-    def __init__(self, staged: StagedRun, policy: Policy) -> None:
+    def __init__(self, staged: StagedRun, policy: Policy, like: StageMemory | None = None) -> None:
+        """``like`` is the same run's under another policy, whose graphs are measured already."""
         self.staged = staged
         self.run: Run = staged.run
         self.graph: ModelGraph = staged.graph
@@ -46,10 +47,11 @@ class StageMemory:
         self.ends: tuple[tuple[Ends, ...], ...] = staged.ends
         self.policy: Policy = policy
         self.rules: Recipe = recipe(self.graph, staged.run.training)
-        self.sharding = _sharding(staged, self.rules)
-        self.timeline = Timeline(
-            staged.under(policy), staged.run.training, self._weight_gradients()
-        )
+        self.sharding = sharding_of(staged, self.rules)
+        self.timeline: Timeline = Timeline(
+            staged.under(policy), staged.run.training, self._weight_gradients(),
+            like=None if like is None else like.timeline,
+        )  # fmt: skip
         self._chunks: dict[tuple[int, int, Ends, bool], tuple[Part, ...]] = {}
         self._parameters: dict[int, Parameters] = {}
 
@@ -81,7 +83,7 @@ class StageMemory:
         if self.run.training.step_in_backward:
             return Gradients(summed, 0, tied)
         ranks = replicas(layout, self.run.training, expert=False) if layout.zero >= 2 else 1
-        kept = 0.0 if self._persistent else rules.gradient / ranks
+        kept = 0.0 if self.persistent else rules.gradient / ranks
         return Gradients(summed, kept, tied)
 
     def _parts(self, chunk: range, held: Ends, *, ahead: bool) -> tuple[Part, ...]:
@@ -121,12 +123,16 @@ class StageMemory:
     def parameters(self, stage: int) -> Parameters:
         """Parameters of a stage on one rank; a tied table that lives twice on it counted once."""
         if stage not in self._parameters:
-            seen: set[str] = set()
-            found = NO_PARAMETERS
-            for graph, count in Counter(self.staged.graphs(stage)).items():
-                found = found + self.timeline.stage_parameters(graph, count, seen)
-            self._parameters[stage] = found
+            self._parameters[stage] = self.parameters_of(Counter(self.staged.graphs(stage)))
         return self._parameters[stage]
+
+    def parameters_of(self, graphs: Mapping[Graph, int]) -> Parameters:
+        """Parameters of so many of each graph on one rank, a tied table counted once."""
+        seen: set[str] = set()
+        found = NO_PARAMETERS
+        for graph, count in graphs.items():
+            found = found + self.timeline.stage_parameters(graph, count, seen)
+        return found
 
     def beside(self, stage: int) -> tuple[States, int, tuple[Buffer, ...]]:
         """States of a stage, what its last rank holds less of them, and buffers and overheads."""
@@ -209,6 +215,8 @@ class StageMemory:
             last_rank_spare_bytes=last_rank,
             peak_bytes=peak.total,
             reserved_at_least_bytes=-(-peak.total // _SEGMENT) * _SEGMENT,
+            reserved_bytes=None,
+            reserved_expandable_bytes=None,
             total_bytes=total,
             peak_at=peak.at,
             fits=None if usable is None else total <= usable,
@@ -292,10 +300,14 @@ class StageMemory:
         names: dict[str, int] = {}
         for chunk in chunks:
             for graph, policy, _ in self.timeline.stages.tally(chunk):
-                again = self.given(graph) & read(rerun_ops(policy, graph))
-                sizes = self.graph.tensor_bytes[graph]
-                names.update((n, sizes[n]) for n in again | (graph.shared & set(graph.saved)))
+                names.update(self.shared_by(graph, policy))
         return sum(names.values())
+
+    def shared_by(self, graph: Graph, policy: Policy) -> dict[str, int]:
+        """Bytes of what one layer holds under ``policy`` of the tensors that all are given."""
+        again = self.given(graph) & read(rerun_ops(policy, graph))
+        sizes = self.graph.tensor_bytes[graph]
+        return {name: sizes[name] for name in again | (graph.shared & set(graph.saved))}
 
     def given(self, graph: Graph) -> frozenset[str]:
         """What every layer is given and no op of this one saves (a mask): what re-runs holds it."""
@@ -318,7 +330,7 @@ class StageMemory:
         sizes, seen, total = self.staged.whole_sizes, set[str](), 0
         for graph, count in Counter(self.staged.graphs(stage)).items():
             for weight in graph.weights:
-                if weight.scope in seen:
+                if weight.added or weight.scope in seen:
                     continue
                 size = int(weight.parameters.value(sizes))
                 total += size if weight.scope else size * count
@@ -328,12 +340,11 @@ class StageMemory:
 
     def gradient(self, stage: int, held: States) -> tuple[float, bool]:
         """Bytes of one parameter's gradient on a rank, and whether all exist through the step."""
-        count = self.parameters(stage)
-        trained = count.dense.trained + count.expert.trained
-        return held.gradients / trained if trained else 0.0, self._persistent
+        trained = self.parameters(stage).trained
+        return held.gradients / trained if trained else 0.0, self.persistent
 
     @property
-    def _persistent(self) -> bool:
+    def persistent(self) -> bool:
         """Whether all gradients exist through the step, at its fullest micro-batch."""
         stepped = self.run.training.step_in_backward
         return self.rules.persistent or self.staged.microbatches > 1 or stepped
@@ -342,7 +353,7 @@ class StageMemory:
     def moments_bytes_per_parameter(self) -> float:
         """All optimizer moments of the run over its trained parameters, before ZeRO."""
         every = [self.parameters(stage) for stage in range(self.run.layout.pp)]
-        groups = [group for each in every for group in (each.dense, each.expert)]
+        groups = [group for each in every for group in each]
         trained = sum(group.trained for group in groups)
         size = sum(moments_of(group, self.rules, self.run.training)[0] for group in groups)
         return size / trained if trained else 0.0
@@ -370,7 +381,7 @@ class StageMemory:
         for parts, made in zip(self.parts(stage), self.gradients_made(stage), strict=True):
             each = plain(
                 parts, made, gradient, held.gradients,
-                persistent=persistent, waiting=self._waiting(parts),
+                persistent=persistent, waiting=self.waiting(parts),
             )  # fmt: skip
             found.append(each)
         if self.sharding is None:
@@ -387,7 +398,7 @@ class StageMemory:
         ]
         return _all_chunks(every, units) if self.sharding.whole else every
 
-    def _waiting(self, parts: Sequence[Part]) -> int:
+    def waiting(self, parts: Sequence[Part]) -> int:
         """Bytes of the tied table's gradient that waits for the look-up's, in one micro-batch.
 
         The engine adds up what arrives for a parameter before it is accumulated
@@ -437,7 +448,7 @@ def _all_chunks(around: list[list[Both]], units: Sequence[Units]) -> list[list[B
     ]
 
 
-def _sharding(staged: StagedRun, rules: Recipe) -> Sharding | None:
+def sharding_of(staged: StagedRun, rules: Recipe) -> Sharding | None:
     """How a run shards weights in units (fully_shard), if it does."""
     run = staged.run
     layout, training = run.layout, run.training

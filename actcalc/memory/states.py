@@ -9,12 +9,13 @@ Megatron's distributed optimizer is stage 1: 6 + 12/dp bytes, docs/source/api-gu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
 from actcalc.errors import SpecError
-from actcalc.layers.adapters import adapts, in_module
+from actcalc.layers.adapters import in_module
 from actcalc.layers.core.graph import Graph, Op, Weight
 from actcalc.layers.model import ModelGraph
 from actcalc.specs import Layout
@@ -81,6 +82,10 @@ class Group(NamedTuple):
     packed: int
     """Those of ``frozen`` in hidden matrices, which quantisation packs (embeddings and norms keep
     their type)."""
+    projected: int
+    """Elements of one moment where gradients of hidden matrices are projected to a low rank."""
+    projectors: int
+    """Elements of the matrices that project them."""
 
     def __add__(self, other: object) -> Group:
         if not isinstance(other, Group):
@@ -98,39 +103,62 @@ class Group(NamedTuple):
         return self.trained + self.frozen
 
 
-NO_GROUP = Group(0, 0, 0, 0, 0, 0)
+NO_GROUP = Group(0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class Parameters(NamedTuple):
-    """Parameters on one rank: routed experts apart from the rest."""
+    """Parameters on one rank: routed experts apart from the rest, adapters apart from the base.
+
+    Adapters may have a type of their own.
+    """
 
     dense: Group
     expert: Group
+    adapters: Group
+    expert_adapters: Group
 
     def __add__(self, other: object) -> Parameters:
         if not isinstance(other, Parameters):
             return NotImplemented
-        return Parameters(self.dense + other.dense, self.expert + other.expert)
+        return Parameters(*(a + b for a, b in zip(self, other, strict=True)))
 
     def __mul__(self, count: object) -> Parameters:
         if not isinstance(count, int):
             return NotImplemented
-        return Parameters(self.dense * count, self.expert * count)
+        return Parameters(*(group * count for group in self))
 
     @property
     def total(self) -> int:
         """All of them."""
-        return self.dense.parameters + self.expert.parameters
+        return sum(group.parameters for group in self)
+
+    @property
+    def reduced(self) -> tuple[int, int]:
+        """Those with gradients: what all replicas have, and what experts' replicas have."""
+        expert = self.expert.trained + self.expert_adapters.trained
+        return self.trained - expert, expert
+
+    @property
+    def trained(self) -> int:
+        """Those with a gradient."""
+        return sum(group.trained for group in self)
+
+    def groups(self) -> Iterator[tuple[Group, bool, bool]]:
+        """Each group, whether it is of routed experts, and whether of adapters."""
+        yield self.dense, False, False
+        yield self.expert, True, False
+        yield self.adapters, False, True
+        yield self.expert_adapters, True, True
 
 
-NO_PARAMETERS = Parameters(NO_GROUP, NO_GROUP)
+NO_PARAMETERS = Parameters(NO_GROUP, NO_GROUP, NO_GROUP, NO_GROUP)
 
 
 def parameters_of(
     model: ModelGraph, graph: Graph, training: Training, seen: set[str] | None = None
 ) -> Parameters:
     """Parameters of one graph on one rank, adapters included; a scope in ``seen`` only once."""
-    result = {False: NO_GROUP, True: NO_GROUP}
+    result = [NO_GROUP] * 4
     known = set() if seen is None else seen
     for op in graph.ops:
         for weight in op.weights:
@@ -142,8 +170,9 @@ def parameters_of(
                 "embedding",
                 "head",
             )
-            result[weight.expert] += _group(model, weight, training, op, hidden=hidden)
-    return Parameters(result[False], result[True])
+            at = weight.expert + 2 * (weight.added == "adapter")
+            result[at] += _group(model, weight, training, op, hidden=hidden)
+    return Parameters(*result)
 
 
 class Trained(NamedTuple):
@@ -159,8 +188,7 @@ def trained_of(model: ModelGraph, graph: Graph, training: Training) -> Trained:
     """Parameters of one graph that get a gradient: its own, and those under a shared scope."""
 
     def count(without: set[str]) -> int:
-        found = parameters_of(model, graph, training, set(without))
-        return found.dense.trained + found.expert.trained
+        return parameters_of(model, graph, training, set(without)).trained
 
     scopes = {weight.scope for weight in graph.weights if weight.scope}
     own = count(scopes)
@@ -170,11 +198,9 @@ def trained_of(model: ModelGraph, graph: Graph, training: Training) -> Trained:
 def _group(model: ModelGraph, weight: Weight, training: Training, op: Op, *, hidden: bool) -> Group:
     shape = [int(dim.value(model.sizes)) for dim in weight.shape]
     count = int(weight.parameters.value(model.sizes))
-    if training.lora_rank:
-        adapter = hidden and adapts(model, op, weight, training)
-        added = _adapter(shape, training) if adapter else 0
-        packed = count if hidden and in_module(model, op, weight) else 0
-        return Group(added, count, added, 2 * added, 0, packed)
+    if weight.frozen:
+        packed = count if hidden and training.lora_rank and in_module(model, op, weight) else 0
+        return NO_GROUP._replace(frozen=count, packed=packed)
     matrix = len(shape) >= 2
     factored = count
     if matrix:
@@ -182,19 +208,18 @@ def _group(model: ModelGraph, weight: Weight, training: Training, op: Op, *, hid
         factored = rows + prod(shape[:-2]) * columns
     # transformers trainer.py: GlobalOptimManager registers every torch.nn.Embedding with 32 bits
     whole = training.embedding_moments == "fp32" and op.kind == "embedding"
-    return Group(
+    projected, projectors = count, 0
+    if training.galore_rank and matrix and hidden and not weight.added:
+        many, rank = prod(shape[:-2]), min(training.galore_rank, *shape[-2:])
+        projected, projectors = many * rank * max(shape[-2:]), many * rank * min(shape[-2:])
+    return NO_GROUP._replace(
         trained=count,
-        frozen=0,
         matrices=count if matrix and hidden else 0,
         factored=factored,
         small=count if count < _SMALLEST_8BIT or whole else 0,
-        packed=0,
+        projected=projected,
+        projectors=projectors,
     )
-
-
-def _adapter(shape: list[int], training: Training) -> int:
-    """Parameters of one low-rank pair, r·(in + out) (Hu et al. 2021, section 4.1)."""
-    return prod(shape[:-2]) * training.lora_rank * (shape[-2] + shape[-1])
 
 
 @dataclass(frozen=True)
@@ -235,14 +260,14 @@ def states(model: ModelGraph, training: Training, parameters: Parameters) -> Sta
     rules = recipe(model, training)
     own = RECIPES["fp32"] if training.lora_dtype == "fp32" else rules
     sums = [0, 0, 0, 0, 0, 0]
-    for group, expert in ((parameters.dense, False), (parameters.expert, True)):
+    for group, expert, adapters in parameters.groups():
         ranks = replicas(layout, training, expert=expert)
         fp8 = model.context.workload.fp8_products
-        weight = _weights(group, rules, training, fp8=fp8)
-        weight += group.trained * (own.weight - rules.weight)
-        gradient = group.trained * own.gradient
-        master = group.trained * (training.master_bytes or own.master)
-        moments, one = moments_of(group, own, training)
+        kind = own if adapters else rules
+        weight = _weights(group, kind, training, fp8=fp8)
+        gradient = group.trained * kind.gradient
+        master = group.trained * (training.master_bytes or kind.master)
+        moments, one = moments_of(group, kind, training)
         if not OPTIMIZERS[training.optimizer].updates:
             gradient = master = 0
         zero = layout.zero
@@ -255,7 +280,7 @@ def states(model: ModelGraph, training: Training, parameters: Parameters) -> Sta
             master,
             _shard(one, owners, zero >= 1),
             # optimizer.py _copy_model_grads_to_main_grads; zero_grad drops them
-            _shard(4 * group.trained, owners, zero >= 1) if own.gradient < own.master else 0,
+            _shard(4 * group.trained, owners, zero >= 1) if kind.gradient < kind.master else 0,
         )
         sums = [a + b for a, b in zip(sums, parts, strict=True)]
     weights, gradients, optimizer, master, largest, copies = sums
@@ -312,6 +337,10 @@ def moments_of(group: Group, rules: Recipe, training: Training) -> tuple[int, in
     """Bytes of all optimizer moments, and of one."""
     count, size = group.trained, rules.moment
     kind = OPTIMIZERS[training.optimizer]
+    if training.galore_rank:
+        one = group.projected * (1 if kind.kept == "8-bit" else size)
+        scales = 4 * -(-group.projected // _BLOCK) if kind.kept == "8-bit" else 0
+        return kind.moments * (one + scales) + size * group.projectors, one
     if training.moments_bytes:
         return training.moments_bytes * count, training.moments_bytes * count // 2
     if kind.kept == "factored":

@@ -112,7 +112,8 @@ def _differing(path: str, one: Spec, other: Spec) -> Iterator[tuple[str, Any]]:
 def words(change: Change, names: Mapping[str, str] | None = None) -> list[str]:
     """The words on the command line that make a change.
 
-    ``names`` has flags that a command spells otherwise, by the field's path.
+    ``names`` has flags that a command spells otherwise, by the field's path; one that is empty is
+    given with --set.
     """
     found: list[str] = []
     for path, value in change.items():
@@ -120,7 +121,7 @@ def words(change: Change, names: Mapping[str, str] | None = None) -> list[str]:
         flag = (names or {}).get(path, "--" + name.replace("_", "-"))
         if path == "policy":
             found += ["--policy", value]
-        elif path not in _FLAGS or value is None:
+        elif path not in _FLAGS or value is None or not flag:
             found += ["--set", f"{name}={_plain(value)}"]
         elif isinstance(value, bool):
             found.append(flag if value else flag.replace("--", "--no-", 1))

@@ -101,6 +101,8 @@ class ChangeFigure:
     """What, as it is written on the command line."""
     smallest_memory_bytes: int
     """The least memory with a plan after it."""
+    gpus: int = 1
+    """GPUs that the run then takes (1 of a measured layer)."""
 
 
 @dataclass(frozen=True, kw_only=True)

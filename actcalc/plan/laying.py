@@ -65,6 +65,12 @@ class RunStages:
         self.settings = settings or PlanSettings()
         check_settings(run, self.settings)
         self.staged = StagedRun(run)
+        if any(kind.graph.gradient != "passes" for kind in self.staged.kinds):
+            raise SpecError(
+                "some layers are frozen and no gradient passes them: plan has nothing to choose "
+                "there, and does not plan the others beside them",
+                "`actcalc memory` counts such a run; drop --freeze to plan it",
+            )
         self.memory = StageMemory(self.staged, NONE)
         self.model: ModelGraph = self.staged.graph
         self.costs: Costs = costs_of(self.staged)

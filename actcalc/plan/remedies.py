@@ -20,10 +20,9 @@ from actcalc.specs.recompute import MODULES
 from actcalc.specs.row import Row
 from actcalc.specs.run import Run
 
-Keeps = Literal["training", "adapters", "host", "data"]
-"""What a remedy leaves as it is: how the model is trained; it trains adapters alone; it takes host
-memory; it takes shorter sequences of data. Later ones are looked at where earlier ones do not do.
-"""
+Keeps = Literal["training", "adapters", "host", "data", "gpus"]
+"""What a remedy leaves as it is: how the model is trained; or it trains adapters alone; takes host
+memory; shorter sequences of data; more GPUs. Later ones are looked at where earlier do not do."""
 
 ADAPTER_RANK = 16
 """Rank of the adapters that are proposed; Hu et al. 2021 use 1 to 64, PEFT's examples 16."""
@@ -222,6 +221,28 @@ def _offload(what: str) -> Callable[[StagedRun], tuple[Change, ...]]:
         if not free or not updates or what not in run.framework.offloads_states:
             return ()
         return ({"training.offload": what},)
+
+    return options
+
+
+def _replicas(staged: StagedRun) -> tuple[Change, ...]:
+    """A node of replicas where there is one GPU's worth of them, over which states are sharded."""
+    run, layout = staged.run, staged.run.layout
+    if layout.dp * layout.cp > 1:
+        return ()
+    stages = [n for n in run.framework.zero_stages if n >= max(1, layout.zero)]
+    return tuple({"layout.dp": NODE, "layout.zero": stage} for stage in stages)
+
+
+def _twice(name: str) -> Callable[[StagedRun], tuple[Change, ...]]:
+    """Twice the degree on twice the GPUs."""
+
+    def options(staged: StagedRun) -> tuple[Change, ...]:
+        layout = staged.run.layout
+        if name == "pp" and layout.layers_per_stage:
+            return ()
+        more = {"layout.sp": True} if name == "tp" and not layout.sp else {}
+        return ({f"layout.{name}": 2 * getattr(layout, name), **more, "layout.dp": layout.dp},)
 
     return options
 
@@ -453,4 +474,21 @@ _ROWS = (
 )  # fmt: skip
 
 REMEDIES: tuple[Remedy, ...] = _ROWS
-"""Every remedy, in the order of its usual cost."""
+"""Every remedy on as many GPUs, in the order of its usual cost."""
+
+WITH_MORE_GPUS = (
+    Remedy(
+        name="shards over a node", axis="sharding", keeps="gpus",
+        environment="", ordered=True, about="states are sharded over the replicas of a node",
+        offered=lambda framework: bool(framework.zero_stages), options=_replicas, source=_SHARDS,
+    ),
+    *(
+        Remedy(
+            name=f"twice {name}", axis=name, keeps="gpus",
+            environment="", ordered=True, about=f"{name} is doubled, and so are the GPUs",
+            offered=_splits, options=_twice(name), source="as on as many GPUs",
+        )
+        for name in ("tp", "pp", "cp")
+    ),
+)  # fmt: skip
+"""What takes more GPUs than the run has."""

@@ -32,6 +32,7 @@ class LayerOutcome:
     degree where the layer's input is kept gathered, its inverse where it is kept split).
     ``restored`` names the saved tensors that a re-run makes again and that are alive together when
     the layer's backward begins. ``rerun`` are the ops that run again.
+    ``detached``: no gradient passes, so that nothing is kept and there is no backward.
     """
 
     graph: Graph
@@ -39,10 +40,13 @@ class LayerOutcome:
     copies: Expr
     restored: tuple[str, ...]
     rerun: tuple[Op, ...]
+    detached: bool = False
 
     @property
     def own(self) -> tuple[str, ...]:
         """Names of all tensors the layer saves itself (those shared by all layers left out)."""
+        if self.detached:
+            return ()
         return tuple(name for name in self.graph.saved if name not in self.graph.shared)
 
     @property
@@ -78,6 +82,9 @@ def layer_outcome(model: ModelGraph, graph: Graph, policy: Policy) -> LayerOutco
     keeps a slice of an input that every rank has, and gathers it again.
     """
     context = model.context
+    stops = graph.gradient == "stops unless re-run" and not policy.whole
+    if graph.gradient == "stops" or stops:
+        return LayerOutcome(graph, (), ONE, (), (), detached=True)
     rerun = rerun_ops(policy, graph)
     kept = per_op_stored(graph) if policy.per_op else stored(graph, rerun, discarded(policy, graph))
     copies = ONE

@@ -11,13 +11,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from actcalc.errors import SpecError
 from actcalc.layers.core.graph import Graph, Op
 from actcalc.specs.recompute import ALIASES, MODULES
 
 Boundary = Literal["replicated", "own", "split"]
+
+
+class Step(NamedTuple):
+    """One layer's turn in the backward of a chunk."""
+
+    kind: Literal["re-run", "backward"]
+    """What it does: its forward again, or its backward."""
+    layer: int
+    """Which layer."""
+    beside: tuple[int, ...] = ()
+    """Other layers whose inputs a re-run made, and that wait for theirs."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -32,6 +43,9 @@ class Policy:
     parallelism), ``replicated`` on every tensor-parallel rank, ``split`` over them (Megatron's
     ``distribute_saved_activations``, without sequence parallelism). ``per_op`` re-runs all but
     every second matrix product and fused attention, whose outputs are kept (torchtitan).
+    ``recursive`` keeps a chunk's first input alone; backward runs half of the chunk again to make
+    the input of the other half, and so on in both (Chen et al. 2016, section 4.4). ``passes`` says
+    how often a layer's forward runs again.
     """
 
     name: str
@@ -42,11 +56,13 @@ class Policy:
     boundary: Boundary = "own"
     every: int = 1
     per_op: bool = False
+    recursive: bool = False
+    passes: int = 1
 
     @property
     def segmented(self) -> bool:
         """Whether several layers are re-run from one stored input."""
-        return self.segment != 1
+        return self.segment != 1 or self.recursive
 
     @property
     def count(self) -> int:
@@ -61,6 +77,17 @@ class Policy:
         for start in range(chunk.start, chunk.stop, max(1, length)):
             yield range(start, min(start + length, chunk.stop))
 
+    def backward(self, chunk: range) -> Iterator[Step]:
+        """What backward does with a chunk's layers, in order."""
+        if self.recursive:
+            yield from _nested(chunk, ())
+            return
+        for segment in reversed(list(self.segments(chunk))):
+            for layer in segment:
+                yield Step("re-run", layer)
+            for layer in reversed(segment):
+                yield Step("backward", layer)
+
     def of_layer(self, position: int) -> Policy:
         """What holds for one layer of a chunk, counted from 0: block and every leave some alone."""
         if self.block is not None and position >= self.block:
@@ -68,6 +95,24 @@ class Policy:
         if self.every > 1 and (position + 1) % self.every:
             return NONE
         return self
+
+
+def _nested(chunk: range, waiting: tuple[int, ...]) -> Iterator[Step]:
+    """Backward of layers of which the first one's input is there, and those in ``waiting``."""
+    if len(chunk) < 2:
+        for layer in chunk:
+            yield Step("re-run", layer, _but(waiting, layer))
+            yield Step("backward", layer, _but(waiting, layer))
+        return
+    middle = (chunk.start + chunk.stop + 1) // 2
+    for layer in range(chunk.start, middle):
+        yield Step("re-run", layer, _but(waiting, layer))
+    yield from _nested(range(middle, chunk.stop), (*waiting, middle))
+    yield from _nested(range(chunk.start, middle), waiting)
+
+
+def _but(layers: tuple[int, ...], one: int) -> tuple[int, ...]:
+    return tuple(layer for layer in layers if layer != one)
 
 
 NONE = Policy("none")
@@ -79,6 +124,7 @@ NAMES = (
     "full",
     "full-sharded",
     "sqrt",
+    "recursive",
     "op",
     "uniform:N",
     "block:N",
@@ -104,6 +150,8 @@ def parse_policy(text: str, *, full_boundary: Boundary = "own") -> Policy:
         return Policy(name, per_op=True)
     if name == "sqrt":
         return Policy(name, whole=True, segment=None, boundary=full_boundary)
+    if name == "recursive":
+        return Policy(name, whole=True, boundary=full_boundary, recursive=True)
     counted = re.fullmatch(_COUNTED, name) if ":" in name else None
     if counted:
         return _counted(name, counted[1], int(counted[2]), full_boundary)
@@ -111,7 +159,7 @@ def parse_policy(text: str, *, full_boundary: Boundary = "own") -> Policy:
     for word in name.split("+"):
         module = ALIASES.get(word.strip(), word.strip())
         if module not in MODULES:
-            whole = ("none", "full", "full-sharded", "sqrt", "op")
+            whole = ("none", "full", "full-sharded", "sqrt", "recursive", "op")
             if word in whole:
                 raise SpecError(
                     f"policy {name!r}: {word!r} already decides for the whole layer",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from actcalc.layers.core.graph import Graph
@@ -18,6 +19,8 @@ class Segment(NamedTuple):
     layers: range
     stored_bytes: int
     restored_bytes: int
+    waiting_bytes: int = 0
+    """Of those that a re-run makes: inputs of other layers, which wait for theirs."""
 
 
 class StagePolicy:
@@ -28,6 +31,7 @@ class StagePolicy:
         self.policy = policy
         self._outcomes: dict[tuple[int, str], LayerOutcome] = {}
         self._bytes: dict[tuple[int, str], LayerBytes] = {}
+        self._passes: dict[int, Policy] = {1: policy}
 
     def graph(self, layer: int) -> Graph:
         """The graph of layer ``layer`` (from 0)."""
@@ -54,6 +58,9 @@ class StagePolicy:
 
     def segments(self, chunk: range) -> Iterator[Segment]:
         """Cut a chunk of layers into the segments that re-run together."""
+        if self.policy.recursive:
+            yield from self._nested(chunk)
+            return
         for layers in self.policy.segments(chunk):
             if len(layers) > 1:
                 yield self._segment(layers)
@@ -70,16 +77,41 @@ class StagePolicy:
         )
         return Segment(layers, first.stored, saved - first.kept)
 
+    def _nested(self, chunk: range) -> Iterator[Segment]:
+        """Layers of a recursive checkpoint: only the chunk's first input is there from forward."""
+        steps = {step.layer: step for step in self.policy.backward(chunk)}  # the last is backward
+        for layer in chunk:
+            size = self.layer_bytes(self.graph(layer))
+            others = [self.layer_bytes(self.graph(one)).stored for one in steps[layer].beside]
+            own = 0 if layer == chunk.start else size.stored
+            yield Segment(
+                range(layer, layer + 1),
+                size.stored - own,
+                size.restored + own + sum(others),
+                sum(others),
+            )
+
+    def _repeated(self, passes: int) -> Policy:
+        if passes not in self._passes:
+            self._passes[passes] = replace(self.policy, passes=passes)
+        return self._passes[passes]
+
     def tally(self, chunk: range) -> Iterator[tuple[Graph, Policy, int]]:
         """How many layers of a chunk there are of each graph and policy."""
         policy = self.policy
+        if policy.recursive:
+            runs = Counter(step.layer for step in policy.backward(chunk) if step.kind == "re-run")
+            pairs = Counter((self.graph(layer), self._repeated(runs[layer])) for layer in chunk)
+            for (graph, chosen), count in pairs.items():
+                yield graph, chosen, count
+            return
         if policy.block is None and policy.every == 1:
             for graph, count in self.model.counts(chunk).items():
                 yield graph, policy, count
             return
         graphs = self.model.layers[chunk.start : chunk.stop]
-        pairs = ((graph, policy.of_layer(at)) for at, graph in enumerate(graphs))
-        for (graph, chosen), count in Counter(pairs).items():
+        found = Counter((graph, policy.of_layer(at)) for at, graph in enumerate(graphs))
+        for (graph, chosen), count in found.items():
             yield graph, chosen, count
 
     def stored_bytes(self, chunk: range) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actcalc.answers.advise import AdviceReport, CombinationFigure, RemedyFigure
+from actcalc.answers.advise import AdviceReport, CombinationFigure, FirstAdvice, RemedyFigure
 from actcalc.plan.advice import ALIKE
 from actcalc.render.compare import run_lines
 from actcalc.render.room import less
@@ -46,7 +46,7 @@ def verdict(result: AdviceReport, units: str) -> tuple[str, ...]:
     return (f"Does not fit {said}", *advice_lines(result, units))
 
 
-def advice_lines(result: AdviceReport, units: str) -> tuple[str, ...]:
+def advice_lines(result: AdviceReport | FirstAdvice, units: str) -> tuple[str, ...]:
     """At most three lines on what to change: the cheapest that fits, what else does, what frees
     most."""
     lines: list[str] = []
@@ -70,17 +70,21 @@ def advice_lines(result: AdviceReport, units: str) -> tuple[str, ...]:
 def _said(one: CombinationFigure, units: str) -> str:
     """A combination in one clause: flags, bytes, time."""
     trained = f" ({_TRAINED[one.keeps]})" if one.keeps in _TRAINED else ""
-    time = f", {slower(one.slowdown_ratio, least=one.slowdown_at_least)}"
+    known = one.slowdown_ratio is not None
+    time = f", {slower(one.slowdown_ratio, least=one.slowdown_at_least)}" if known else ""
     return f"{' '.join(one.changes)}: {size(one.total_bytes, units)}{time}{trained}"
 
 
-def _alone(result: AdviceReport, units: str) -> str:
+def _alone(result: AdviceReport | FirstAdvice, units: str) -> str:
     """Remedies that are enough alone, or else those that free most of each kind."""
     known = [one for one in result.remedies if one.freed_bytes and one.keeps != "data"]
     taken = result.combination.changes if result.combination else ()
     if result.combination and len(taken) == 1:
         enough = [one for one in known if one.enough and one.change not in taken]
         return f"Enough alone too: {_listed(enough[:3], units)}." if enough else ""
+    if all(one.slowdown_ratio is None for one in known):
+        most = sorted(known, key=lambda one: -(one.freed_bytes or 0))[:3]
+        return f"Frees most alone: {_listed(most, units)}." if most else ""
     free = [one for one in known if not _costs(one)]
     costly = sorted((one for one in known if _costs(one)), key=lambda one: -(one.freed_bytes or 0))
     parts = []
@@ -159,9 +163,9 @@ def _commands(result: AdviceReport) -> tuple[str, ...]:
     best = result.combination or result.more_gpus
     if best is None:
         return ()
-    lines = [best.command]
+    lines = [f"Shown by: {best.command}"]
     if best.launch_file is not None:
-        lines.append(f"{best.launch_file}: {'  '.join(best.launch_changes)}")
+        lines.append(f"Written for {best.launch_file}: {'  '.join(best.launch_changes)}")
     return tuple(lines)
 
 

@@ -11,7 +11,7 @@ _NAMES = {
     "parameters": "parameters",
     "resident": "kept between steps",
     "peak_allocated": "peak, allocated",
-    "peak_reserved": "peak, reserved (predicted: the least)",
+    "peak_reserved": "peak, reserved",
     "device_used": "memory of the device (predicted: the least)",
     "needed": "asked for when it failed (a least)",
     "step_seconds": "step time",

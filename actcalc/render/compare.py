@@ -23,8 +23,11 @@ from actcalc.render.training import extra_words
 from actcalc.render.units import count, digits, percent, size
 
 
-def compare_sheets(result: Comparison, units: str) -> list[Sheet]:
-    """One sheet: inputs above, policies, the c* line and a sentence of advice below."""
+def compare_sheets(result: Comparison, units: str, advice: tuple[str, ...] = ()) -> list[Sheet]:
+    """One sheet: inputs above, policies, the c* line and a sentence of advice below.
+
+    ``advice`` is what to change, where no policy fits.
+    """
     policies = result.policies
     where = "all layers" if result.stage_layers == result.model["layers"] else "stage 0"
     columns = (
@@ -42,7 +45,7 @@ def compare_sheets(result: Comparison, units: str) -> list[Sheet]:
             title=f"{result.title}: activations kept for backward, per GPU",
             columns=columns,
             rows=rows_of(columns, policies),
-            above=(*_unfit(result, units), *_inputs(result)),
+            above=(*_unfit(result, units), *advice, *_inputs(result)),
             below=(*_optimum(result, units), result.advice),
             notes=(*notes, *result.notes),
         ),

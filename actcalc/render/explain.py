@@ -11,16 +11,17 @@ from actcalc.render.sheet import Column, Row, Sheet, rows_of
 
 
 def explain_sheets(result: Explanation) -> list[Sheet]:
-    """The derivation line by line, then the source; tables first where there are any."""
+    """The answer, its derivation line by line, the source; tables last where there are any."""
     tables = [] if result.overhead is None else overhead_sheets(result.overhead)
     return [
-        *tables,
         Sheet(
             title=f"{result.term}: {result.title}",
+            above=(result.result,),
             columns=(Column("line", result.example, align="left", wrap=True),),
             rows=tuple(Row((line,)) for line in result.lines),
             below=(f"source: {result.source}",),
         ),
+        *tables,
     ]
 
 

@@ -38,8 +38,11 @@ def _named(stages: list[StageFigure]) -> str:
     return f"{first}" if first == last else f"{first}-{last}"
 
 
-def memory_sheets(result: MemoryReport, units: str) -> list[Sheet]:
-    """Stages with their parts, the peak in words, what fits, and the limits if asked for."""
+def memory_sheets(result: MemoryReport, units: str, advice: tuple[str, ...] = ()) -> list[Sheet]:
+    """Stages with their parts, the peak in words, what fits, and the limits if asked for.
+
+    ``advice`` is what to change, where it does not fit.
+    """
     stages = result.stages
     total = max(stage.total_bytes for stage in stages)
     many, judged = len(stages) > 1, result.fits is not None
@@ -79,7 +82,7 @@ def memory_sheets(result: MemoryReport, units: str) -> list[Sheet]:
             rows=tuple(rows),
             records=tuple(record(stage, stage.stage) for stage in stages),
             above=_inputs(result),
-            below=_below(result, units),
+            below=(*_below(result, units), *advice),
             notes=result.notes,
         ),
         *([_buffers(result, units)] if any(stage.buffers for stage in stages) else []),
@@ -173,10 +176,23 @@ def _below(result: MemoryReport, units: str) -> tuple[str, ...]:
     lines = [
         f"Peak {where}{top.peak_at}: {size(top.peak_bytes, units)} allocated, "
         f"{size(top.static_bytes, units)} of it stay between steps.",
+        *_reserved(top, units, outside=result.device is not None),
         *([_held(result)] if len(result.stages) > 1 else []),
         *_fitting(result, units),
     ]
     return tuple(lines)
+
+
+def _reserved(top: StageFigure, units: str, *, outside: bool) -> tuple[str, ...]:
+    """What the allocator reserves, and the driver shows."""
+    most, expandable = top.reserved_bytes, top.reserved_expandable_bytes
+    if most is None or expandable is None:
+        return ()
+    shown = f"; the driver shows {size(most + top.overhead_bytes, units)}" if outside else ""
+    return (
+        f"PyTorch reserves {size(most, units)} for that ({size(expandable, units)} with "
+        f"expandable_segments){shown}.",
+    )
 
 
 def _held(result: MemoryReport) -> str:

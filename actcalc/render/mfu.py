@@ -50,8 +50,11 @@ def _warranted(result: Utilisation) -> float | str:
     return float(text) if "e" in text else text
 
 
-def mfu_sheets(result: Utilisation, units: str) -> list[Sheet]:
-    """Figures of one step; a calibration's runs below it. First whether it fits at all."""
+def mfu_sheets(result: Utilisation, units: str, advice: tuple[str, ...] = ()) -> list[Sheet]:
+    """Figures of one step; a calibration's runs below it. First whether it fits at all.
+
+    ``advice`` is what to change, where it does not fit.
+    """
     unfit = _unfit(result, units)
     lines = run_lines(result.model, result.layout, result.workload, result.framework)
     counted = "all s x s scores" if result.counting == "full" else "scores below the diagonal"
@@ -65,7 +68,7 @@ def mfu_sheets(result: Utilisation, units: str) -> list[Sheet]:
         ),
         rows=tuple(Row(row) for row in _quantities(result)),
         above=(
-            *([unfit] if unfit and result.basis == "predicted" else []),
+            *([unfit, *advice] if unfit and result.basis == "predicted" else []),
             *lines,
             f"policy {result.policy}  {result.global_batch} sequences per step  "
             f"{_BASIS[result.basis]}",

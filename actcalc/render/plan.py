@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import groupby
+from math import prod
 from typing import Any
 
 from actcalc.answers.measured_plan import LayerPlan
@@ -34,14 +35,20 @@ def seconds(value: float) -> str:
     return "0" if value == 0 else f"{digits(value * 1e9)} ns"
 
 
-def plan_sheets(result: RunPlan, units: str, states: PlanStates | None = None) -> list[Sheet]:
+def plan_sheets(
+    result: RunPlan,
+    units: str,
+    states: PlanStates | None = None,
+    advice: tuple[str, ...] = (),
+) -> list[Sheet]:
     """The plan (or what would do), then its rivals, then the frontier if there is one.
 
-    ``states`` is how weights are trained, where the whole GPU is planned. For machines the first
+    ``states`` is how weights are trained, where the whole GPU is planned, ``advice`` what to change
+    where nothing fits. For machines the first
     table has the same columns whatever the run, one row per stage and run of equal layers.
     """
     if not result.feasible:
-        sheets = [_unplanned(result, units), _infeasible(result, units, states)]
+        sheets = [_unplanned(result, units), _infeasible(result, units, states, advice)]
     else:
         sheets = [_plan(result, units, states), _rivals(result, units)]
     if result.frontier:
@@ -354,11 +361,14 @@ def _sentence(result: RunPlan) -> str:
     return text[0].upper() + text[1:] + "."
 
 
-def _infeasible(result: RunPlan, units: str, states: PlanStates | None) -> Sheet:
+def _infeasible(
+    result: RunPlan, units: str, states: PlanStates | None, advice: tuple[str, ...]
+) -> Sheet:
     least = result.smallest_memory_bytes or 0
     below = [
         f"No plan fits in {size(result.memory_bytes, units)}: even the leanest needs "
-        f"{size(least, units)} ({least:,} bytes)."
+        f"{size(least, units)} ({least:,} bytes).",
+        *advice,
     ]
     rest = max((stage.rest_bytes for stage in result.stages), default=0)
     if not result.activations_only:
@@ -396,11 +406,12 @@ def _infeasible(result: RunPlan, units: str, states: PlanStates | None) -> Sheet
 def _of_changes(result: RunPlan) -> tuple[str, ...]:
     """What the changes take beside memory."""
     flags = {word for one in result.changes for word in one.change.split() if word[:2] == "--"}
-    more = [flag for flag in ("--dp", "--pp", "--tp", "--cp") if flag in flags]
+    layout = result.layout
+    gpus = prod(layout.get(name, 1) for name in ("tp", "pp", "cp", "dp"))
+    more = [f"{one.change} ({one.gpus})" for one in result.changes if one.gpus > gpus]
     notes = []
     if more:
-        notes.append(f"{', '.join(more)} as given here {'takes' if len(more) == 1 else 'take'} "
-                     "more GPUs.")  # fmt: skip
+        notes.append(f"More GPUs than the run's {gpus}: {', '.join(more)}.")
     if "--lora-rank" in flags:
         notes.append("--lora-rank trains adapters alone; the model's own weights stay as they are.")
     return tuple(notes)

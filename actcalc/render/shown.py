@@ -14,6 +14,7 @@ from actcalc.specs.result import Result
 
 UNITS = "GB"
 _DRAWN: Mapping[str, tuple[str, str]] = {
+    "actcalc/advise/1": ("advise", "advise_sheets"),
     "actcalc/breakdown/1": ("breakdown", "breakdown_sheets"),
     "actcalc/calibrate/1": ("calibrate", "calibrate_sheets"),
     "actcalc/check/1": ("check", "check_sheets"),
@@ -26,6 +27,8 @@ _DRAWN: Mapping[str, tuple[str, str]] = {
     "actcalc/plan/1": ("plan", "plan_sheets"),
     "actcalc/plan-layer/1": ("plan", "plan_sheets"),
     "actcalc/plan-problem/1": ("plan", "problem_sheets"),
+    "actcalc/search/1": ("search", "search_sheets"),
+    "actcalc/sweep/1": ("sweep", "sweep_sheets"),
     "actcalc/terms/1": ("explain", "terms_sheets"),
 }
 """Module and function that draw each kind of answer, by its schema."""

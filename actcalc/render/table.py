@@ -129,5 +129,9 @@ def _broken(text: str, width: int) -> str:
 def export_text(sheets: list[Sheet]) -> str:
     """The sheets as plain text of a fixed width."""
     out = io.StringIO()
-    print_sheets(sheets, Console(file=out, highlight=False, markup=False, width=110, no_color=True))
+    target = Console(
+        file=out, highlight=False, markup=False, width=110, no_color=True,
+        force_jupyter=False, force_terminal=False,
+    )  # fmt: skip
+    print_sheets(sheets, target)
     return out.getvalue()

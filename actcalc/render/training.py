@@ -34,7 +34,17 @@ def extra_words(training: Mapping[str, Any]) -> list[str]:
     words = []
     if training["lora_rank"]:
         base = f", base in {training['base_bits']} bits" if training["base_bits"] < 16 else ""
-        words.append(f"LoRA r {training['lora_rank']} on {training['lora_targets']}{base}")
+        kind = "DoRA" if training["dora"] else "LoRA"
+        words.append(f"{kind} r {training['lora_rank']} on {training['lora_targets']}{base}")
+    if training["train"]:
+        also = "also trained" if training["lora_rank"] else "trained alone"
+        words.append(f"{', '.join(training['train'])} {also}")
+    if training["freeze"]:
+        first = training["freeze"]
+        which = f"first {first} layers" if first > 0 else f"all layers but the last {-first}"
+        words.append(f"{which} and embedding frozen")
+    if training["galore_rank"]:
+        words.append(f"GaLore r {training['galore_rank']}")
     if training["offload"] != "none":
         words.append(f"{training['offload']} offloaded")
     if training["loss"] != "auto":

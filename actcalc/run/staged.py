@@ -135,8 +135,9 @@ class StagedRun:
 
     @cached_property
     def main(self) -> LayerRun:
-        """The most frequent kind of layer (the later one on a tie)."""
-        return max(reversed(self.kinds), key=lambda kind: kind.count)
+        """The most frequent kind of layer (the later one on a tie), a trained one if there is."""
+        passing = [kind for kind in self.kinds if kind.graph.gradient == "passes"]
+        return max(reversed(passing or self.kinds), key=lambda kind: kind.count)
 
     @cached_property
     def whole_sizes(self) -> Mapping[str, int]:

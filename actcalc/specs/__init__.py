@@ -3,11 +3,12 @@
 from actcalc.specs.framework import Framework
 from actcalc.specs.kernels import KernelOptions
 from actcalc.specs.layout import Layout
-from actcalc.specs.model import LayerKind, Linear, Mamba, Mla, Model, Moe
+from actcalc.specs.model import Indexer, LayerKind, Linear, Mamba, Mla, Model, Moe
 from actcalc.specs.workload import Workload
 
 __all__ = [
     "Framework",
+    "Indexer",
     "KernelOptions",
     "LayerKind",
     "Layout",

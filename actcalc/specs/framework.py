@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from actcalc.errors import SpecError, shorten, suggestion
 from actcalc.specs.base import Bounds, Spec
 from actcalc.specs.kinds import KINDS, Layers
+from actcalc.specs.schedules import SCHEDULES
 from actcalc.specs.training import Recipe
 
 Seconds = Annotated[float, Bounds(0.0, 1.0)]
@@ -32,6 +33,7 @@ LOSSES: Mapping[str, Mapping[str, Any]] = {
 """Ways of a cross-entropy that a framework may offer, and the fields of a run that ask for each."""
 
 _LISTS: Mapping[str, tuple[Any, ...]] = {
+    "schedules": tuple(SCHEDULES),
     "losses": tuple(LOSSES),
     "zero_stages": (1, 2, 3),
     "offloads_states": ("optimizer", "weights"),
@@ -91,6 +93,8 @@ class Framework(Spec):
     """Knows fp8 products."""
     multi_token_prediction: bool
     """Trains the model's multi-token-prediction layers (else they are left out)."""
+    schedules: tuple[str, ...]
+    """Pipeline schedules that it has: what a search of layouts tries."""
 
     # --- recomputation and offload ---
     early_stop: bool

@@ -307,6 +307,13 @@ _PYTORCH: Mapping[str, Kind] = {
             "single": "one for each (modeling_olmo_hybrid.py, modeling_kimi_linear.py)",
         },
     ),
+    "mamba": Kind(
+        "state-space mixers",
+        {
+            "fused": "one function from mamba-ssm (modeling_mamba2.py, modeling_mamba.py)",
+            "apart": "convolution, norms and scan in turn (modeling_jamba.py)",
+        },
+    ),
     "gated_norm": Kind(
         "the gated norm of linear attention",
         {

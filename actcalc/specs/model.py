@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Literal, NamedTuple
 
@@ -94,9 +95,35 @@ class Mla(Spec):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class Mamba(Spec):
-    """A Mamba-2 state-space mixer (Dao and Gu 2024); the defaults are Megatron-Core's."""
+class Indexer(Spec):
+    """What picks the keys that latent attention reads (DeepSeek-V3.2's sparse attention, GLM-5).
 
+    It has no gradient: its scores are ranked, and trained apart.
+    """
+
+    heads: Size
+    """Heads of its queries."""
+    head_dim: Size
+    """Width of one head, and of its one key."""
+    topk: Size
+    """Keys that a query attends to."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Mamba(Spec):
+    """A state-space mixer: Mamba-2 (Dao and Gu 2024; the defaults are Megatron-Core's), or the
+    first Mamba (Gu and Dao 2023), whose every channel is a head of width 1."""
+
+    version: Literal[1, 2] = 2
+    """Which of the two."""
+    rank: Count = 0
+    """Width that the step of version 1 is projected from."""
+    bias: bool = False
+    """The projections in and out have biases."""
+    conv_bias: bool = True
+    """The short convolution has a bias."""
+    norm: bool = True
+    """Version 2: a gated norm precedes the output projection (Falcon-H1 may leave it out)."""
     state: Size = 128
     """Width of the state of one head."""
     head_dim: Size = 64
@@ -109,6 +136,12 @@ class Mamba(Spec):
     """Tokens that the short convolution spans."""
     chunk: Size = 128
     """Tokens that the scan handles at once."""
+
+    def _check(self) -> None:
+        if self.version == 1 and not self.rank:
+            raise SpecError("mamba.rank is missing", "give the rank of version 1's step")
+        if self.version == 1 and self.head_dim != 1:
+            self._set(head_dim=1)
 
     def heads_of(self, hidden: int) -> int:
         """Heads in a model of that width."""
@@ -187,7 +220,7 @@ class Model(Spec):
     hidden: Size
     """Width of the residual stream (h)."""
     heads: Size
-    """Attention (query) heads (a)."""
+    """Attention (query) heads (a); 1 where no layer has attention."""
     kv_heads: Count = 0
     """Key/value heads (k); 0 means as many as heads."""
     head_dim: Count = 0
@@ -221,6 +254,8 @@ class Model(Spec):
     """A LayerNorm has a bias (ignored by the other kinds)."""
     norm_placement: Literal["pre", "post", "sandwich", "post_sublayer"] = "pre"
     """pre; post (BERT: after the residual); sandwich (Gemma 2: both); post_sublayer (OLMo 2)."""
+    fp32_stream: bool = False
+    """The stream between layers is kept in fp32 (Mamba's ``residual_in_fp32``)."""
     parallel: Literal["none", "one_norm", "two_norms"] = "none"
     """Attention and feed-forward read the same input, after one shared or two norms."""
     final_norm: bool = True
@@ -272,6 +307,8 @@ class Model(Spec):
     """Mixture of experts, if any layer has one."""
     mla: Mla | None = None
     """Multi-head latent attention, if used."""
+    indexer: Indexer | None = None
+    """Picks the keys that latent attention reads, in every layer."""
     mtp_layers: MoreLayers = 0
     """Multi-token-prediction layers after the last one (DeepSeek-V3: 1)."""
     mamba: Mamba | None = None
@@ -316,6 +353,8 @@ class Model(Spec):
             self._set(moe=Moe(**self.moe))
         if isinstance(self.mla, dict):
             self._set(mla=Mla(**self.mla))
+        if isinstance(self.indexer, dict):
+            self._set(indexer=Indexer(**self.indexer))
         if isinstance(self.mamba, dict):
             self._set(mamba=Mamba(**self.mamba))
         if isinstance(self.linear, dict):
@@ -359,6 +398,11 @@ class Model(Spec):
             )
         if self.pattern or self.mtp_pattern:
             self._check_pattern()
+        if self.indexer is not None and not (self.mla and self.mla.q_lora):
+            raise SpecError(
+                "indexer is given but mla.q_lora is not: it reads the queries' latent",
+                "describe mla with a q_lora",
+            )
         if "moe" in self.mlp_pattern and self.moe is None:
             raise SpecError("mlp_pattern names moe layers but moe is missing", "describe moe")
         for name in ("mamba", "linear"):
@@ -445,10 +489,14 @@ class Model(Spec):
             mixer=mixers.get(letter, "none"),
         )
 
+    @cached_property
+    def _runs(self) -> tuple[tuple[LayerKind, int], ...]:
+        groups = groupby(self.kind(i) for i in range(self.depth))
+        return tuple((kind, sum(1 for _ in group)) for kind, group in groups)
+
     def runs(self) -> Iterator[tuple[LayerKind, int]]:
         """Consecutive equal layers in order, as (kind, how many)."""
-        for kind, group in groupby(self.kind(i) for i in range(self.depth)):
-            yield kind, sum(1 for _ in group)
+        yield from self._runs
 
     def without_patterns(self, layers: int) -> dict[str, object]:
         """Updates that set another number of layers and cut or repeat per-layer lists to fit."""

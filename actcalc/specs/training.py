@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, suggestion
 from actcalc.specs.base import Bounds, Count, Degree, Spec
 from actcalc.specs.optimizers import OPTIMIZERS, meant
 from actcalc.specs.recipes import CHOOSABLE
+from actcalc.specs.targets import TARGET_GROUPS, Targets
 
 if TYPE_CHECKING:
     Optimizer = str
@@ -19,8 +20,8 @@ else:  # choices are the rows of the tables, which a type checker cannot read
 Offload = Literal["none", "optimizer", "weights", "activations"]
 Loss = Literal["auto", "full", "chunked", "recomputed", "fused", "in-place"]
 
-TARGET_GROUPS = ("attention", "mlp", "all")
-"""Groups of linear layers that adapters may be put on."""
+TRAINABLE = ("embeddings", "head", "norms", "layers")
+"""Parts of a model that ``train`` names."""
 
 OFFLOADABLE = (
     "qkv_linear", "core_attn", "attn_proj", "attn_norm", "expert_fc1", "moe_act", "mlp_norm",
@@ -30,6 +31,9 @@ OFFLOADABLE = (
 In the order in which a layer commits their groups: a norm's is committed after the addition that
 follows its block. Reloading goes through them backwards.
 """
+
+First = Annotated[int, Bounds(-100_000, 100_000)]
+"""First layers of a model; negative: all but so many."""
 
 Bits = Annotated[int, Bounds(4, 32)]
 """Bits of one weight of a frozen base model."""
@@ -138,15 +142,26 @@ class Training(Spec):
     lora_rank: Count = 0
     """Rank of low-rank adapters; 0 trains every weight."""
     lora_targets: str = "all"
-    """Which linear layers get adapters: all, attention, mlp, or names of projections joined by +
-    (q+v; PEFT's q_proj+v_proj)."""
+    """Which linear layers get adapters: all, attention, mlp, names of projections joined by + or
+    commas (q+v; PEFT's q_proj+v_proj; lm_head), or a pattern of whole module paths."""
     lora_dtype: Literal["auto", "base", "fp32"] = "auto"
     """Type of adapters: the base's, or fp32 (PEFT's autocast_adapter_dtype over a 16-bit base);
     auto: fp32 under autocast, whose base then stays in 16 bits, else the base's."""
     lora_dropout: bool = False
     """Inputs of adapters are dropped out: each keeps its own, and a mask."""
+    dora: bool = False
+    """Adapters have a magnitude beside their direction (DoRA; PEFT's use_dora)."""
     base_bits: Bits = 16
-    """Bits of a frozen base weight under LoRA (4 for QLoRA)."""
+    """Bits of a frozen base weight under LoRA (4 for QLoRA: nf4 with double quantisation)."""
+    galore_rank: Count = 0
+    """Rank to which gradients of hidden matrices are projected for their moments (GaLore); 0: they
+    are not."""
+    train: tuple[str, ...] = ()
+    """Parts that are trained: embeddings, head, norms, layers. Beside adapters as copies of the
+    frozen ones (PEFT's modules_to_save); without adapters nothing else is trained. Empty: every
+    weight, or adapters alone."""
+    freeze: First = 0
+    """First layers that are frozen, and the embedding with them; -N: all layers but the last N."""
     deterministic: bool = False
     """Deterministic kernels, for which cuBLAS is given a workspace of 32 MiB."""
     fp8_weights: bool = False
@@ -173,6 +188,13 @@ class Training(Spec):
                 "drop moments_bytes, or name another optimizer",
             )
         self._check_step(optimizer.kept == "8-bit")
+        if self.galore_rank and (optimizer.moments != 2 or self.lora_rank):
+            what = f"lora_rank {self.lora_rank}" if self.lora_rank else self.optimizer
+            raise SpecError(
+                f"galore_rank {self.galore_rank} projects the moments of Adam over whole weights, "
+                f"not of {what}",
+                "use --optimizer adamw or adam8bit without adapters, or drop galore_rank",
+            )
         self._check_offload()
         if self.shards is not None and self.shards < 1:
             raise SpecError(f"training: shards is {self.shards}", "use a value of at least 1")
@@ -181,15 +203,43 @@ class Training(Spec):
                 f"lora_targets {self.lora_targets} changes nothing: no adapter is trained",
                 "add --lora-rank 16, or drop --lora-targets",
             )
-        if (self.lora_dropout or self.lora_dtype != "auto") and not self.lora_rank:
-            what = "lora_dropout" if self.lora_dropout else f"lora_dtype {self.lora_dtype}"
+        given = {
+            "lora_dropout": self.lora_dropout,
+            f"lora_dtype {self.lora_dtype}": self.lora_dtype != "auto",
+            "dora": self.dora,
+        }
+        idle = [what for what, on in given.items() if on and not self.lora_rank]
+        if idle:
             raise SpecError(
-                f"{what} changes nothing: no adapter is trained", "add --lora-rank 16, or drop it"
+                f"{idle[0]} changes nothing: no adapter is trained",
+                "add --lora-rank 16, or drop it",
             )
+        self._check_parts()
         if self.base_bits < 16 and not self.lora_rank:
             raise SpecError(
                 f"base_bits {self.base_bits} is of a frozen base, but no adapter is trained",
                 "add --lora-rank 16, or drop base_bits",
+            )
+
+    def _check_parts(self) -> None:
+        """Refuse unknown parts to train, and targets that read as nothing."""
+        for part in self.train:
+            if part not in TRAINABLE:
+                raise SpecError(
+                    f"train has {part!r}, no part of a model",
+                    suggestion(part, TRAINABLE) or "use one of " + ", ".join(TRAINABLE),
+                )
+        if "layers" in self.train and self.lora_rank:
+            raise SpecError(
+                f"train layers beside adapters of rank {self.lora_rank}: adapters stand for them",
+                "drop layers from --train, or drop --lora-rank",
+            )
+        foreign = self.targets.foreign
+        if foreign or not self.lora_targets.strip():
+            what = foreign[0] if foreign else self.lora_targets
+            raise SpecError(
+                f"lora_targets names {what!r}, which no model has",
+                "use " + ", ".join(TARGET_GROUPS) + r", names (q+v) or a pattern ('.*\.q_proj')",
             )
 
     def _check_step(self, eight_bit: bool) -> None:
@@ -207,9 +257,14 @@ class Training(Spec):
             )
 
     @property
-    def targets(self) -> tuple[str, ...]:
-        """Names in ``lora_targets``."""
-        return tuple(word.strip() for word in self.lora_targets.replace(",", "+").split("+"))
+    def tunes(self) -> bool:
+        """Whether some weights are frozen, or added."""
+        return bool(self.lora_rank or self.train or self.freeze)
+
+    @property
+    def targets(self) -> Targets:
+        """What ``lora_targets`` says."""
+        return Targets(self.lora_targets)
 
     def _check_offload(self) -> None:
         for module in self.offload_modules:

@@ -19,19 +19,29 @@ FOLDER = DATA / "configs"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 
 REFUSED = {
-    "AI21-Jamba-1.5-Mini": "Mamba",
     "XiaomiMiMo--MiMo-V2-Flash": "key/value heads",
     "deepseek-ai--DeepSeek-V4-Flash": "compress_ratios",
-    "falcon-mamba-7b": "Mamba",
     "nvidia--Llama-3_3-Nemotron-Super-49B-v1": "block_configs",
-    "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "Mamba",
-    "nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-FP8": "Mamba",
-    "nvidia--Nemotron-H-56B-Base-8K": "Mamba",
-    "zai-org--GLM-5": "indexer",
 }
 
 # What makes each configuration odd (config_sources.json), read as it is meant.
 READ: dict[str, dict[str, Any]] = {
+    "AI21-Jamba-1.5-Mini": {
+        "attention_pattern": ((*["mamba"] * 4, "full", *["mamba"] * 3)) * 4,
+        "mlp_pattern": ("dense", "moe") * 16,
+        "position": "none",
+        "kv_heads": 8,
+    },
+    "falcon-mamba-7b": {"pattern": "M" * 64, "heads": 1, "fp32_stream": True},
+    "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": {"layers": 52, "position": "none"},
+    "nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-FP8": {
+        "layers": 88,
+        "mtp_layers": 1,
+        "mtp_pattern": "*E",
+        "gated": False,
+    },
+    "nvidia--Nemotron-H-56B-Base-8K": {"head_dim": 128, "ffn": 32768, "moe": None},
+    "zai-org--GLM-5": {"layers": 78, "mlp_pattern": ("dense",) * 3 + ("moe",) * 75},
     "Qwen--Qwen3.5-122B-A10B": {
         "attention_pattern": (*["linear"] * 3, "full") * 12,
         "attention_gate": "packed",
@@ -121,6 +131,10 @@ READ: dict[str, dict[str, Any]] = {
 }
 
 MOE: dict[str, dict[str, Any]] = {
+    "AI21-Jamba-1.5-Mini": {"experts": 16, "topk": 2, "ffn": 14336},
+    "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": {"shared_ffn": 3712, "latent": 0},
+    "nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-FP8": {"experts": 512, "latent": 1024},
+    "zai-org--GLM-5": {"experts": 256, "topk": 8, "ffn": 2048},
     "Qwen--Qwen3.5-122B-A10B": {"experts": 256, "topk": 8, "shared_gate": True},
     "Qwen--Qwen3.5-35B-A3B": {"ffn": 512, "shared_ffn": 512},
     "Qwen--Qwen3-235B-A22B": {"experts": 128, "topk": 8, "ffn": 1536, "router": "softmax"},
@@ -143,6 +157,9 @@ MOE: dict[str, dict[str, Any]] = {
 }
 
 WARNS = {
+    "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": ("auto_map",),
+    "nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-FP8": ("auto_map",),
+    "nvidia--Nemotron-H-56B-Base-8K": ("auto_map",),
     "Qwen--Qwen3.5-122B-A10B": ("text_config",),
     "Qwen--Qwen3.5-35B-A3B": ("text_config",),
     "deepseek-ai--DeepSeek-V3": ("fp8", "auto_map"),
@@ -203,6 +220,9 @@ def test_latent_attention(name, q_lora):
 
 
 PRESETS = {
+    "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "nemotron-3-nano-30b-a3b",
+    "nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-FP8": "nemotron-3-super-120b-a12b",
+    "nvidia--Nemotron-H-56B-Base-8K": "nemotron-h-56b",
     "Qwen--Qwen3-235B-A22B": "qwen3-235b-a22b",
     "deepseek-ai--DeepSeek-V3": "deepseek-v3",
     "falcon-40b-RefinedWeb-legacy": "falcon-40b",

@@ -58,7 +58,11 @@ def runs(draw: Any) -> tuple[str, dict[str, Any]]:
         training["loss"] = draw(st.sampled_from(["auto", "fused"]))
         if draw(st.booleans()):
             training["lora_rank"] = draw(st.sampled_from([8, 64]))
-            training["lora_targets"] = draw(st.sampled_from(["all", "attention", "mlp"]))
+            targets = ["all", "attention", "mlp", "q+v", "q_proj,down_proj", "all+lm_head",
+                       r".*\.(q|v)_proj"]  # fmt: skip
+            training["lora_targets"] = draw(st.sampled_from(targets))
+            training["dora"] = draw(st.booleans())
+            training["train"] = draw(st.sampled_from([(), ("norms",), ("embeddings", "head")]))
             training["base_bits"] = draw(st.sampled_from([4, 16]))
         if work["precision"] == "bf16":
             training["recipe"] = draw(st.sampled_from(["auto", "pure", "mixed", "fsdp"]))

@@ -298,7 +298,7 @@ def test_extrapolated_time_equals_the_whole_run(name, pp, vpp, group, heavy, del
     for count in (60 * pp * (group or 1), 60 * pp * (group or 1) + 2 * (group or pp)):
         shape = shape_of(name, pp, count, vpp, group)
         durations = pipeline._durations(shape, forward, backward, weight, delay)
-        whole = pipeline._finish(shape, durations, delay).max()
+        whole = pipeline.finish_times(shape, durations, delay).max()
         result = makespan(
             name,
             pp,
@@ -315,13 +315,13 @@ def test_extrapolated_time_equals_the_whole_run(name, pp, vpp, group, heavy, del
 
 def test_a_long_step_is_not_simulated_whole(monkeypatch):
     lengths = []
-    plain = pipeline._finish
+    plain = pipeline.finish_times
 
     def counted(shape, durations, delay):
         lengths.append(shape.lane)
         return plain(shape, durations, delay)
 
-    monkeypatch.setattr(pipeline, "_finish", counted)
+    monkeypatch.setattr(pipeline, "finish_times", counted)
     for name in SCHEDULES:
         vpp = 1 if SCHEDULES[name].chunks else 2
         makespan(name, 8, 8000, vpp, forward_seconds=1, backward_seconds=2, weight_seconds=1)

@@ -167,3 +167,87 @@ def test_flags_that_change_no_number_are_refused(cli: Cli) -> None:
         assert f"explain {args[0]} does not depend on {args[1]}" in err
     few = cli("explain", "1f1b", "gpt3-175b", "--pp", "8", "--global-batch", "4", "--json").json
     assert any("hold 4, 4, 4, 4, 4, 3, 2, 1" in line for line in few["lines"])
+
+
+@pytest.mark.parametrize(
+    ("text", "term"),
+    [
+        ("sbh(34+5as/h)/t", "34"), ("sbh(34 + 5as/h)", "34"), ("34sbh/t", "selective"),
+        ("34sbh", "selective"), ("2sbh", "full"), ("2sbh/t", "full-sharded"),
+        ("26sbh/t", "attention"),
+        ("sbh(18+5as/h)/t", "ffn"), ("sbh(10+24/t+5as/(ht))", "34"), ("8sbh/t", "34"),
+        ("1+s/6h", "selective"), ("1 + s/6h", "selective"), ("2.7%", "selective"),
+        ("2.7 %", "selective"), ("33%", "overhead"), ("39", "overhead"), ("cstar", "c*"),
+        ("checkpoint", "policies"), ("gradient checkpointing", "policies"), ("slower", "overhead"),
+        ("qlora", "lora"), ("rng", "rng"), ("preserve_rng_state", "rng"), ("96", "96"),
+        ("cp", "cp"), ("--cp", "cp"), ("--attention", "flash"), ("attention", "attention"),
+        ("--sp", "tp"),
+        ("--peak", "mfu"), ("peak", "peak"), ("OOM", "peak"), ("out of memory", "peak"),
+        ("6ΨD", "8psi"), ("6nd", "8psi"), ("<0.01%", "ends"), ("0.57 %", "ends"),
+        ("35-40%", "ffn-only"), ("12%", "ffn-only"), ("S≈H", "s=4h"), ("√n", "c*"),
+        ("96Bslh²(1+s/6h+V/16lh)", "96"), ("fsdp", "zero"), ("l(1 + (p-1)/(pv))", "interleaved"),
+        ("greedy by ratio", "greedy"), ("--micro-batch", "34"), ("vpp", "interleaved"),
+    ],
+)  # fmt: skip
+def test_formulas_flags_and_words_find_their_term(text: str, term: str) -> None:
+    assert term_of(text) == term
+
+
+def test_a_models_own_formula_finds_its_term(cli: Cli) -> None:
+    compared = cli("llama-3-8b", "--policy", "attention", "--json").json
+    formula = compared["policies"][0]["formula"]
+    assert cli("explain", formula, "llama-3-8b", "--json").json["term"] == "attention"
+    assert cli("explain", formula).code == 2
+
+
+def test_every_flag_finds_a_term() -> None:
+    """But those of files and of output, and the one that sets any field."""
+    from dataclasses import fields
+
+    from actcalc.cli.options import MemoryOptions, PlanTrainingOptions, RunOptions, TimeOptions
+    from actcalc.cli.plan import PlanOptions
+
+    bundles = (RunOptions, MemoryOptions, PlanTrainingOptions, TimeOptions, PlanOptions)
+    for name in {field.name for bundle in bundles for field in fields(bundle)} - {"set", "from_"}:
+        term_of("--" + name.replace("_", "-"))
+
+
+def test_the_answer_comes_first(cli: Cli) -> None:
+    for term in ("overhead", "34"):
+        said = cli("explain", term, "--json").json
+        printed = cli("explain", term, columns=400).out.splitlines()
+        assert printed[0].startswith(f"{term}: ")
+        assert printed[1] == said["result"]
+    tables = cli("explain", "overhead", columns=120).out
+    assert tables.index("source: ") < tables.index("\nfull: one layer, one micro-batch")
+
+
+def test_every_term_is_listed(cli: Cli) -> None:
+    listed = cli("explain", "--json").json["terms"]
+    assert [row["term"] for row in listed if row["term"] != "overhead"] == list(TERMS)
+    printed = cli("explain", columns=80).out
+    assert all(row["term"] in printed for row in listed)
+    assert max(len(line) for line in printed.splitlines()) <= 80
+
+
+def test_states_of_generators_are_torchs() -> None:
+    torch = pytest.importorskip("torch", reason="needs actcalc[torch]")
+    text = text_of("rng", load_run("gpt2"))
+    assert f"A state is {torch.get_rng_state().numel():,} B" in text
+    assert "12 x 5,072 B = 60,864 B" in text
+
+
+def test_the_papers_ends_are_more_than_it_says() -> None:
+    run = load_run("gpt-22b", layout={"tp": 8, "sp": True})
+    exact = (1 / 48 + 4 / 48 * (1 + 51200 / 6144)) / (34 + 5 * 64 * 2048 / 6144)
+    assert explain_term("ends", run).result.startswith(
+        f"Embedding, output layer and loss add {exact:.2%}"
+    )
+
+
+def test_narayanans_96_is_72_and_a_forward() -> None:
+    s, h, v, depth = 2048, 12288, 51200, 96
+    closed = 96 * s * depth * h * h + 16 * s * s * depth * h + 6 * s * h * v
+    assert f"closed form {closed:,}" in text_of("96", load_run("gpt3-175b"))
+    assert f"= {closed:,}" in text_of("96", load_run("gpt3-175b"))
+    assert "no GPT's" in text_of("96", load_run("llama-3-8b"))

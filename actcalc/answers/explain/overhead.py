@@ -223,7 +223,7 @@ def _again(roofline: Roofline, layer: Graph, policies: Sequence[Policy]) -> dict
     """Re-run seconds of each op, mean over layers that have these policies."""
     found: dict[str, float] = {}
     for one in policies:
-        for time in roofline.rerun(layer, one):
+        for time in roofline.passes(layer, one):
             found[time.name] = found.get(time.name, 0.0) + time.forward_seconds
         gathered = roofline.regathered(layer, one)
         if gathered:

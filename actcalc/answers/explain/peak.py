@@ -21,12 +21,13 @@ def _peak(staged: StagedRun) -> Body:
         "A step is followed moment by moment: each layer's forward, the loss, each layer's "
         "backward with what it re-runs, the optimizer. The peak is the highest moment.",
     ]
-    names = run.policies or ("none", "full")
+    names, results = run.policies or ("none", "full"), []
     for name in names:
         work = StageMemory(staged, staged.policy(name))
         figures = [work.figure(stage) for stage in range(run.layout.pp)]
         top = max(figures, key=lambda figure: figure.total_bytes)
         where = f" of stage {top.stage}" if run.layout.pp > 1 else ""
+        results.append(f"{name}: {gb(top.total_bytes)}{where}, {top.peak_at}.")
         lines += [
             f"{name}: peak{where} is {top.peak_at}",
             f"    weights {gb(top.weights_bytes)} + gradients {gb(top.gradients_bytes)} + "
@@ -42,10 +43,11 @@ def _peak(staged: StagedRun) -> Body:
         "plan's memory models: stored counts no such moment; stored+working adds the largest "
         "working set to all that is stored; timeline follows the order (see: explain plan).",
     ]
-    return (
-        "the highest moment of a step",
-        tuple(lines),
-        f"{KORTHIKANTI}, section 4; torch.cuda.max_memory_allocated",
+    return Body(
+        title="the highest moment of a step",
+        result=" ".join(results),
+        lines=tuple(lines),
+        source=f"{KORTHIKANTI}, section 4; torch.cuda.max_memory_allocated",
     )
 
 
@@ -93,7 +95,51 @@ def _plan(staged: StagedRun) -> Body:
         *certificate_lines(planner.costs, plans),
         "It is also what the plan is compared with: every named policy in the same memory.",
     ]
-    return "plan: a knapsack with a proof", tuple(lines), f"{MCKP}; torch.utils.checkpoint"
+    return Body(
+        title="plan: a knapsack with a proof",
+        result="Of all ways to re-run each layer, plan takes those of least cost that fit, and "
+        "proves that none is cheaper.",
+        lines=tuple(lines),
+        source=f"{MCKP}; torch.utils.checkpoint",
+    )
+
+
+_QUARTER = 4
+
+
+def _greedy(staged: StagedRun) -> Body:
+    from actcalc.plan.planner import RunPlanner
+    from actcalc.plan.settings import Method, PlanSettings
+
+    methods: tuple[Method, ...] = ("optimal", "greedy")
+    costs: dict[str, int] = {}
+    planner = None
+    for method in methods:
+        settings = PlanSettings(memory_model="stored", activations_only=True, method=method)
+        planner = RunPlanner(staged.run, settings)
+        budget = planner.smallest + (planner.free - planner.smallest) // _QUARTER
+        costs[method] = sum(plan.cost or 0 for plan in planner.plan(budget))
+    assert planner is not None
+    shown = {method: _cost(planner.costs, cost) for method, cost in costs.items()}
+    more = costs["greedy"] / costs["optimal"] - 1 if costs["optimal"] else 0.0
+    lines = (
+        f"Here: activations in {budget:,} B, a quarter of the way from the least "
+        f"({planner.smallest:,}) to all kept ({planner.free:,}).",
+        f"greedy: {shown['greedy']} run again; optimal, with its proof: {shown['optimal']}.",
+        "Taking what frees most bytes for each FLOP first is best where every piece can be taken "
+        "in part: then it is the bound that the proof uses. Pieces are whole, so that the last one "
+        "taken frees more than is needed.",
+        "And pieces are not independent: what an op re-runs from must be kept, or re-run as well, "
+        "so that an op's ratio depends on what else is taken.",
+        "A ratio of a layer's own, by which equal layers are sorted, ranks nothing: they tie.",
+    )
+    return Body(
+        title="greedy by ratio: cheapest bytes first",
+        result=f"Greedy by ratio costs {shown['greedy']} where the best plan costs "
+        f"{shown['optimal']}: {more:.1%} more.",
+        lines=lines,
+        source=f"{MCKP}; plan --method greedy",
+    )
 
 
 TERMS = (
@@ -101,7 +147,20 @@ TERMS = (
         "peak",
         "the highest moment of a step",
         _peak,
-        words=("timeline", "moments"),
+        words=(
+            "timeline",
+            "moments",
+            "oom",
+            "out of memory",
+            "cuda out of memory",
+            "fit",
+            "fits",
+            "does not fit",
+            "memory",
+            "gpu memory",
+            "vram",
+        ),
+        flags=("device", "device_memory", "headroom", "max"),
         heeds=(
             "policy",
             "recompute_method",
@@ -126,8 +185,30 @@ TERMS = (
             "memory model",
             "memory-model",
             "frontier",
+            "knapsack problem",
+            "optimal",
+        ),
+        flags=(
+            "memory",
+            "memory_model",
+            "activations_only",
+            "semantics",
+            "method",
+            "frontier",
+            "points",
+            "same_on_all_stages",
+            "emit",
         ),
         heeds=("device", "peak", "schedule", "global_batch", "layers_per_stage", "vpp"),
+    ),
+    Term(
+        "greedy",
+        "greedy by ratio, and what it misses",
+        _greedy,
+        words=("greedy by ratio", "ratio", "compute/memory ratio", "heuristic"),
+        heeds=("device", "peak"),
+        model="bert-base",
+        layout={},
     ),
 )
 """The terms of this module."""

@@ -105,23 +105,26 @@ def _one_f_one_b(staged: StagedRun) -> Body:
     p, count = piped.run.layout.pp, piped.microbatches
     gpipe = piped.changed(layout=piped.run.layout.model_copy(update={"schedule": "gpipe"}))
     lines += [
-        "One forward, one backward in turn: stage r starts with p - r - 1 forwards and then frees "
-        "a micro-batch for each new one. It holds min(p - r, m).",
+        "One forward, one backward in turn: stage r starts with min(p - r - 1, m) forwards and "
+        "then frees a micro-batch for each new one. It holds min(p - r, m).",
         f"p = {p}, m = {count}, counted by running the schedule: stages 0 to {p - 1} hold "
         f"{_listed(_flights(piped))}",
         _stage_zero(piped),
         f"p stages deep x l/p layers each: stage 0 holds as much as all l = "
         f"{staged.run.model.depth} layers, whatever p is. Only later stages hold less."
         if count >= p
-        else "With fewer micro-batches than stages it never fills.",
+        else f"With fewer micro-batches than stages the first {p - count + 1} stages hold all "
+        f"{count}: the pipeline never fills.",
         f"GPipe, all forwards first, holds m = {sum(gpipe.held(0))} on every stage.",
         f"idle (p-1)/m = {p - 1}/{count} = {(p - 1) / count:.4g} of the busy time; run: "
         f"{_overhead(piped):.4g}",
     ]
-    return (
-        "1F1B: micro-batches in flight, min(p - r, m)",
-        tuple(lines),
-        f"{NARAYANAN}, section 2.2; {KORTHIKANTI}, section 4.2.3",
+    return Body(
+        title="1F1B: micro-batches in flight, min(p - r, m)",
+        result=f"Stages 0 to {p - 1} hold {_listed(_flights(piped))} micro-batches at their "
+        "fullest moments.",
+        lines=tuple(lines),
+        source=f"{NARAYANAN}, section 2.2; {KORTHIKANTI}, section 4.2.3",
     )
 
 
@@ -153,10 +156,12 @@ def _interleaved(staged: StagedRun) -> Body:
         f"1F1B there: {depth} layers. The price of a bubble v times smaller: (p-1)/(mv) = "
         f"{(p - 1) / (count * v):.4g}; run: {_overhead(piped):.4g}",
     ]
-    return (
-        "interleaved pipeline: l(1 + (p-1)/(pv))",
-        tuple(lines),
-        f"{NARAYANAN}, section 2.2.2; {KORTHIKANTI}, section 4.2.3",
+    return Body(
+        title="interleaved pipeline: l(1 + (p-1)/(pv))",
+        result=f"Stage 0 holds {_held_layers(piped)} layers' activations at its fullest moment, of "
+        f"{depth} layers; 1F1B holds {_held_layers(plain)}.",
+        lines=tuple(lines),
+        source=f"{NARAYANAN}, section 2.2.2; {KORTHIKANTI}, section 4.2.3",
     )
 
 
@@ -187,7 +192,22 @@ def _bubble(staged: StagedRun) -> Body:
             f"{first / depth:.4g} l layers"
         )
     lines.append("More micro-batches shrink it; memory under 1F1B does not grow with them.")
-    return "pipeline bubble: (p-1)/m", tuple(lines), f"{NARAYANAN}, section 2.2; {QI}, table 2"
+    return Body(
+        title="pipeline bubble: (p-1)/m",
+        result=f"Under 1F1B stages idle {_overhead(piped):.4g} of their busy time: p = {p}, m = "
+        f"{count}.",
+        lines=tuple(lines),
+        source=f"{NARAYANAN}, section 2.2; {QI}, table 2",
+    )
+
+
+def _stash(staged: StagedRun) -> int:
+    """What a layer needs for its weight gradients: inputs and output gradients of its matrices."""
+    layer = staged.main.graph
+    sizes = staged.graph.tensor_bytes[layer]
+    linear = [op for op in layer.ops if op.kind == "linear"]
+    inputs = {name for op in linear for name in op.saves}
+    return sum(sizes[name] for name in inputs) + sum(sizes[n] for op in linear for n in op.outputs)
 
 
 def _split(staged: StagedRun, name: str) -> list[str]:
@@ -198,17 +218,25 @@ def _split(staged: StagedRun, name: str) -> list[str]:
     layout = piped.run.layout
     moments = in_flight_by_chunk(name, layout.pp, piped.microbatches)
     stash = max(sum(moment.stashes) for moment in moments)
-    return [
+    lines = [
         f"{name}: chunks of {_chunk_sizes(piped)[0]} layers, {layout.chunks} a stage; stages "
-        f"0 to {layout.pp - 1} hold {_listed(_flights(piped))}"
-        + (f" (up to {stash} of them only for their weight gradients)" if stash else ""),
+        f"0 to {layout.pp - 1} hold {_listed(_flights(piped))}",
         f"{name}, " + _stage_zero(piped),
-        f"{name} idles {_overhead(piped):.4g} of its busy time",
     ]
+    if stash:
+        whole = piped.under(NONE).layer_bytes(piped.main.graph).stored
+        lines.append(
+            f"Up to {stash} of them wait for their weight gradients alone: a layer needs "
+            f"{_stash(piped):,} B for those, and is counted whole, {whole:,} B."
+        )
+    return [*lines, f"{name} idles {_overhead(piped):.4g} of its busy time"]
 
 
 def _zero_bubble(staged: StagedRun) -> Body:
     plain, lines = _pipeline(staged, "1f1b")
+    idles = {"1f1b": _overhead(plain)}
+    for name in ("zb-h1", "zb-v"):
+        idles[name] = _overhead(_pipeline(staged, name)[0])
     lines += [
         "A backward is two products: the input's gradient, which the stage before waits for, and "
         "the weight's, which nobody does. The second fills what would be idle.",
@@ -217,8 +245,18 @@ def _zero_bubble(staged: StagedRun) -> Body:
         f"1f1b idles {_overhead(plain):.4g} and holds {_listed(_flights(plain))}",
         "Until its weight gradient is made, a layer keeps the inputs of its matrices and the "
         "gradients of their outputs.",
+        "Idle is counted from the step's first forward to its last action, on every stage. The "
+        "paper's bubble is of each stage's own span: it leaves out the wait for the first "
+        "micro-batch, which the optimizer's step need not wait for.",
     ]
-    return "zero-bubble schedules", tuple(lines), f"{QI}, sections 2 and 6"
+    return Body(
+        title="zero-bubble schedules",
+        result="Splitting backward fills idle time: "
+        + ", ".join(f"{name} idles {idle:.4g}" for name, idle in idles.items())
+        + " of the busy time.",
+        lines=tuple(lines),
+        source=f"{QI}, sections 2 and 6",
+    )
 
 
 def _dualpipe(staged: StagedRun) -> Body:
@@ -239,7 +277,13 @@ def _dualpipe(staged: StagedRun) -> Body:
         "A forward and a backward run side by side, so that one's communication hides behind the "
         "other's products.",
     ]
-    return "DualPipe: both ends at once", tuple(lines), f"{DEEPSEEK}, section 3.2.1 and table 2"
+    return Body(
+        title="DualPipe: both ends at once",
+        result=f"DualPipe idles {_overhead(double):.4g} of its busy time, 1F1B "
+        f"{_overhead(plain):.4g}, and keeps weights and states twice.",
+        lines=tuple(lines),
+        source=f"{DEEPSEEK}, section 3.2.1 and table 2",
+    )
 
 
 TERMS = (
@@ -247,21 +291,32 @@ TERMS = (
         "1f1b",
         "micro-batches in flight, min(p - r, m)",
         _one_f_one_b,
-        words=("in-flight", "in flight", "in_flight", "held", "pp", "pipeline", "gpipe"),
+        words=(
+            "in-flight",
+            "in flight",
+            "in_flight",
+            "held",
+            "pipeline",
+            "gpipe",
+            "pipeline parallel",
+        ),
+        flags=("pp", "global_batch", "layers_per_stage"),
         heeds=("global_batch", "layers_per_stage"),
     ),
     Term(
         "interleaved",
         "chunks in flight, l(1 + (p-1)/(pv))",
         _interleaved,
-        words=("vpp", "l(1+(p-1)/(pv))"),
+        words=("l(1+(p-1)/(pv))", "virtual pipeline"),
+        flags=("vpp",),
         heeds=("global_batch", "layers_per_stage", "vpp"),
     ),
     Term(
         "bubble",
         "idle time of every schedule",
         _bubble,
-        words=("(p-1)/m",),
+        words=("(p-1)/m", "idle", "pipeline bubble"),
+        flags=("schedule",),
         heeds=("global_batch", "layers_per_stage", "vpp"),
     ),
     Term(

@@ -6,10 +6,11 @@ never instead of it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
-from actcalc.answers.explain.term import HU, ZERO, ZERO_OFFLOAD, Body, Term, gb
+from actcalc.answers.explain.term import HU, ZERO, ZERO_OFFLOAD, Body, Term, gb, own_saved
 from actcalc.errors import SpecError
 from actcalc.io.devices import load_device
 from actcalc.layers.adapters import adapts
@@ -58,10 +59,11 @@ def _eighteen(staged: StagedRun) -> Body:
     lines.append(
         "Order: weight, gradient (Megatron sums it in fp32: 4), master, two moments of Adam."
     )
-    return (
-        "bytes of states for every parameter",
-        tuple(lines),
-        f"{ZERO}, section 3.1 (16 B); Megatron-LM docs, dist_optimizer (18 B)",
+    return Body(
+        title="bytes of states for every parameter",
+        result=f"{kept.total / count:g} B a parameter, {gb(kept.total)} on this GPU before ZeRO.",
+        lines=tuple(lines),
+        source=f"{ZERO}, section 3.1 (16 B); Megatron-LM docs, dist_optimizer (18 B)",
     )
 
 
@@ -84,10 +86,10 @@ def _zero(staged: StagedRun) -> Body:
     )
     experts = StageMemory.of(run).parameters(0).expert.parameters
     for zero, (kept, _) in enumerate(stages):
-        split = [i + zero >= 3 for i in range(3)]
+        now = [size / count for size in (kept.weights, kept.gradients, kept.optimizer)]
         words = " + ".join(
-            f"{part:g}/{ranks}" if cut else f"{part:g}"
-            for part, cut in zip(parts, split, strict=True)
+            f"{part:g}" if math.isclose(here, part) else f"{part:g}/{ranks}"
+            for part, here in zip(parts, now, strict=True)
         )
         formula = "" if experts else f"{words} = "
         lines.append(
@@ -102,10 +104,15 @@ def _zero(staged: StagedRun) -> Body:
         "Stages 1 and 2 send no more than plain data parallelism; 3 gathers each layer's weights "
         "again for forward and for backward: 1.5 times the volume.",
     ]
-    return (
-        "ZeRO: states sharded over replicas",
-        tuple(lines),
-        f"{ZERO}, sections 5 and 7; Megatron-LM docs, dist_optimizer",
+    totals = ", ".join(
+        f"{gb(kept.total)} {f'with stage {zero}' if zero else 'without'}"
+        for zero, (kept, _) in enumerate(stages)
+    )
+    return Body(
+        title="ZeRO: states sharded over replicas",
+        result=f"States on each of {ranks} replicas' GPUs: {totals}.",
+        lines=tuple(lines),
+        source=f"{ZERO}, sections 5 and 7; Megatron-LM docs, dist_optimizer",
     )
 
 
@@ -120,6 +127,9 @@ def _lora(staged: StagedRun) -> Body:
         lora_dropout=False,
         lora_dtype="auto",
         base_bits=16,
+        dora=False,
+        train=(),
+        freeze=0,
     )
     tuned = run if run.training.lora_rank else _with(run, lora_rank=_RANK)
     lines.append(
@@ -129,9 +139,7 @@ def _lora(staged: StagedRun) -> Body:
     untuned = StagedRun(plain)
     layer = untuned.main.graph
     for op in layer.ops:
-        if op.kind != "linear" or not any(
-            adapts(untuned.graph, op, weight, tuned.training) for weight in op.weights
-        ):
+        if op.kind != "linear" or not adapts(untuned.graph, op, tuned.training):
             continue
         shape = [int(dim.value(graph.sizes)) for dim in op.weights[0].shape]
         if len(shape) == 2:
@@ -141,22 +149,28 @@ def _lora(staged: StagedRun) -> Body:
             )
     before, count = _held(plain)
     after, _ = _held(tuned)
-    group = StageMemory.of(tuned).parameters(0)
-    trained = group.dense.trained + group.expert.trained
+    trained = StageMemory.of(tuned).parameters(0).trained
     lines += [
         f"this GPU trains {trained:,} numbers, {trained / count:.2%} of {count:,}",
         f"states {gb(before.total)} -> {gb(after.total)}: weights {gb(after.weights)}, "
         f"gradients {gb(after.gradients)}, optimizer {gb(after.optimizer)}",
     ]
     tuned_layer = StagedRun(tuned).main.graph
-    sizes = [int(g.bytes_of(g.saved).value(graph.sizes)) for g in (layer, tuned_layer)]
+    sizes = [int(g.bytes_of(own_saved(g)).value(graph.sizes)) for g in (layer, tuned_layer)]
     lines += [
         f"activations of a layer {sizes[0]:,} B -> {sizes[1]:,} B: a frozen matrix needs its input "
         "for no weight gradient, but an adapter beside it reads the same input, and A's product "
         "(r wide) is kept on top.",
         "So adapters save states, not activations: recompute those.",
     ]
-    return "LoRA: what adapters save", tuple(lines), f"{HU}, section 4"
+    return Body(
+        title="LoRA: what adapters save",
+        result=f"Adapters of rank {rank} train {trained / count:.2%} of the numbers: states "
+        f"{gb(before.total)} -> {gb(after.total)} on this GPU, activations {sizes[0]:,} B -> "
+        f"{sizes[1]:,} B a layer.",
+        lines=tuple(lines),
+        source=f"{HU}, section 4",
+    )
 
 
 def _offload(staged: StagedRun) -> Body:
@@ -192,10 +206,12 @@ def _offload(staged: StagedRun) -> Body:
         f"plan --offload-states optimizer); every step gradients ({gb(kept.gradients)}) go down "
         f"and weights ({gb(kept.weights)}) come up.",
     ]
-    return (
-        "offload: host memory instead of recomputing",
-        tuple(lines),
-        f"{ZERO_OFFLOAD}, section 4.1; presets/devices/{device.name}",
+    return Body(
+        title="offload: host memory instead of recomputing",
+        result=f"Copying all that a layer keeps takes {1e3 * size / link.host_rate:.4g} ms, beside "
+        f"{link.forward / 1e6:.4g} ms of its forward.",
+        lines=tuple(lines),
+        source=f"{ZERO_OFFLOAD}, section 4.1; presets/devices/{device.name}",
     )
 
 
@@ -204,7 +220,8 @@ TERMS = (
         "18",
         "bytes of states for every parameter",
         _eighteen,
-        words=("16", "states", "optimizer", "recipe", "18 b"),
+        words=("16", "states", "optimizer", "18b", "adam", "weights", "gradients", "parameters"),
+        flags=("optimizer", "recipe", "galore_rank"),
         heeds=("vpp", "schedule", "layers_per_stage"),
         layout={"tp": 8, "sp": True, "pp": 8},
     ),
@@ -212,14 +229,26 @@ TERMS = (
         "zero",
         "ZeRO and FSDP: states sharded over replicas",
         _zero,
-        words=("6+12/dp", "6 + 12/dp", "zero-1", "zero-2", "zero-3", "fsdp"),
+        words=(
+            "6+12/dp",
+            "zero-1",
+            "zero-2",
+            "zero-3",
+            "fsdp",
+            "sharding",
+            "data parallel",
+            "distributed optimizer",
+            "deepspeed",
+        ),
+        flags=("zero", "dp", "shards"),
         layout={"tp": 8, "sp": True, "pp": 8},
     ),
     Term(
         "lora",
         "what adapters save",
         _lora,
-        words=("adapters", "qlora"),
+        words=("adapters", "qlora", "peft", "adapter"),
+        flags=("lora_rank", "lora_targets", "dora", "base_bits", "qlora", "train", "freeze"),
         model="llama-3-8b",
         layout={},
     ),
@@ -227,6 +256,8 @@ TERMS = (
         "offload",
         "host memory instead of recomputing",
         _offload,
+        words=("host", "cpu offload", "pcie"),
+        flags=("offload", "offload_states"),
         heeds=("device", "peak"),
         layout={"tp": 8, "sp": True, "pp": 8},
     ),

@@ -8,21 +8,24 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from actcalc.answers.explain import (
     activations,
     checkpoints,
     flops,
+    parallel,
     peak,
     pipelines,
+    policies,
     states,
     words,
 )
 from actcalc.answers.explain.overhead import Overhead, PolicyOverhead, overhead
-from actcalc.answers.explain.term import KORTHIKANTI, Term
+from actcalc.answers.explain.term import KORTHIKANTI, Body, Term
 from actcalc.cost.rates import default_note
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, shorten
+from actcalc.io.runs import load_run
 from actcalc.run.staged import StagedRun
 from actcalc.specs.result import Result
 from actcalc.specs.run import Run
@@ -38,6 +41,8 @@ class Explanation(Result):
     """The term asked for."""
     title: str
     """What it is, in one line."""
+    result: str
+    """The answer, in a sentence."""
     lines: tuple[str, ...]
     """The derivation."""
     source: str
@@ -50,42 +55,101 @@ class Explanation(Result):
 
 OVERHEAD = "overhead"
 """The one term that depends on device and policies."""
-_OVERHEAD_WORDS = (OVERHEAD, "slow-down", "slowdown", "39", "39%", "39 %", "33%")
+
+
+def _timed(staged: StagedRun) -> Body:
+    raise SpecError("an overhead in time needs a device", "add --device, e.g. a100-80gb")
+
+
 SUBJECTS: Mapping[str, tuple[Term, ...]] = {
     "what is kept": activations.TERMS,
+    "what runs again": policies.TERMS,
     "checkpoints": checkpoints.TERMS,
-    "what it costs": flops.TERMS,
+    "parallelism": parallel.TERMS,
+    "what it costs": (
+        *flops.TERMS,
+        Term(
+            OVERHEAD,
+            "where a policy's slow-down comes from: 33 % or 39 %",
+            _timed,
+            words=(
+                "slow-down", "slowdown", "slower", "slow", "39", "33", "7", "4%", "time", "seconds",
+                "30-40", "step time", "overheads",
+            ),
+            flags=("efficiency", "cuda_graphs"),
+        ),
+    ),
     "weights and states": states.TERMS,
     "pipelines": pipelines.TERMS,
     "the whole GPU": peak.TERMS,
     "letters and units": words.TERMS,
-}
+}  # fmt: skip
 """The terms of each subject."""
-TERMS: Mapping[str, Term] = {term.name: term for rows in SUBJECTS.values() for term in rows}
+_ROWS = [term for rows in SUBJECTS.values() for term in rows]
+TERMS: Mapping[str, Term] = {term.name: term for term in _ROWS if term.name != OVERHEAD}
 """Every term but the overhead, by its name."""
-_WORDS = {word: term.name for term in TERMS.values() for word in term.words}
+
+
+def plain(text: str) -> str:
+    """A word or formula as it is looked up: small letters, no blanks, signs as on a keyboard."""
+    word = "".join(text.lower().split()).translate(_SIGNS)
+    return word.removesuffix("%") or word
+
+
+_SIGNS = str.maketrans({"ψ": "psi", "·": "", "²": "2", "×": "x", "−": "-", "–": "-", "≈": "~"})
+_NAMES = {plain(term.name): term.name for term in _ROWS}
+_WORDS = {plain(word): term.name for term in _ROWS for word in term.words}
+_FLAGS = {flag: term.name for term in _ROWS for flag in term.flags}
 
 
 def is_overhead(term: str) -> bool:
     """Whether ``term`` asks for a slow-down in time, which needs a device."""
-    return term.strip().lower() in _OVERHEAD_WORDS
+    return term_of(term) == OVERHEAD
 
 
-def term_of(text: str) -> str:
-    """The term that ``text`` names; ``SpecError`` with a hint for one that nothing is known of."""
-    if is_overhead(text):
-        return OVERHEAD
-    word = text.strip().lower()
-    word = word.replace("ψ", "psi").removesuffix("d") if "ψ" in text else word
-    key = word if word in TERMS else _WORDS.get(word, "")
-    if key:
-        return key
-    names = (*TERMS, OVERHEAD)
+def term_of(text: str, run: Run | None = None) -> str:
+    """The term that ``text`` names: a term, a word, a flag, a formula that ``run`` prints.
+
+    Without a run the formulas are those of GPT-3. ``SpecError`` with a hint for what nothing is
+    known of.
+    """
+    word = plain(text)
+    flag = word.lstrip("-").replace("-", "_")
+    found = _FLAGS.get(flag) if text.strip().startswith("-") else None
+    found = found or _NAMES.get(word) or _WORDS.get(word) or _FLAGS.get(flag)
+    found = found or _formula(word, run)
+    if found:
+        return found
     # A number is no misspelling of another one.
-    known = [name for name in (*names, *_WORDS) if sum(map(str.isalpha, name)) >= 3]
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    hint = f"did you mean {close[0]}?" if close else "terms: " + ", ".join(names)
-    raise SpecError(f"nothing to explain under {text!r}", hint)
+    known = [name for name in (*_NAMES, *_WORDS) if sum(map(str.isalpha, name)) >= 3]
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6) if len(word) < 100 else []
+    hint = f"did you mean {close[0]}?" if close else "terms: " + ", ".join(_NAMES.values())
+    raise SpecError(f"nothing to explain under {shorten(text)}", hint)
+
+
+def _formula(word: str, run: Run | None) -> str | None:
+    """The term of a size that tables print: of a policy's layer, of a tensor."""
+    if len(word) > 100 or not set("sbhat2") & set(word):
+        return None
+    runs = [run] if run else [load_run("gpt3-175b", layout=layout) for layout in _LAYOUTS]
+    for one in runs:
+        staged = StagedRun(one)
+        for name in staged.usual_policies:
+            size = staged.under(staged.policy(name)).outcome(staged.main.graph).stored_size
+            if plain(size.formula()) == word and not staged.policy(name).segmented:
+                return _NAMES.get(name) or _WORDS.get(name)
+        layer = staged.main.graph
+        if word in {plain(layer.tensors[name].bytes.formula()) for name in layer.saved}:
+            return "34"
+    return None
+
+
+_LAYOUTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"tp": 8},
+    {"tp": 8, "sp": True},
+)
+"""Layouts of GPT-3 whose formulas are known without a model."""
 
 
 def explain_term(term: str, run: Run, efficiency: Mapping[str, float] | None = None) -> Explanation:
@@ -93,12 +157,17 @@ def explain_term(term: str, run: Run, efficiency: Mapping[str, float] | None = N
 
     ``efficiency`` overrides shares of a device's peaks where the term is of times.
     """
-    if is_overhead(term):
+    key = term_of(term, run)
+    if key == OVERHEAD:
         return _explain_overhead(run, efficiency)
-    found = TERMS[term_of(term)]
-    title, lines, origin = found.explain(StagedRun(run))
+    said = TERMS[key].explain(StagedRun(run))
     return Explanation(
-        term=found.name, title=title, lines=lines, source=origin, example=_example(run)
+        term=key,
+        title=said.title,
+        result=said.result,
+        lines=said.lines,
+        source=said.source,
+        example=_example(run),
     )
 
 
@@ -122,8 +191,12 @@ def _example(run: Run) -> str:
 
 def _explain_overhead(run: Run, efficiency: Mapping[str, float] | None) -> Explanation:
     found = overhead(run, run.policies or ("full", "selective"), efficiency)
-    lines = []
+    lines, results = [], []
     for one in found.policies:
+        results.append(
+            f"{one.policy} slows a layer down by {100 * one.layer_ratio:.1f} %, a step by "
+            f"{100 * one.slowdown_ratio:.1f} %."
+        )
         lines.append(
             f"{one.policy}: {'; '.join(_layer_words(one))}; a step of "
             f"{one.plain_step_seconds:.4g} s grows to {one.step_seconds:.4g} s, "
@@ -136,6 +209,7 @@ def _explain_overhead(run: Run, efficiency: Mapping[str, float] | None) -> Expla
     return Explanation(
         term=OVERHEAD,
         title="where a policy's slow-down comes from",
+        result=" ".join(results),
         lines=tuple(lines),
         source=f"{KORTHIKANTI}, section 6.2; times from presets/devices and presets/efficiency",
         example=f"{_example(run)}, {found.device}",

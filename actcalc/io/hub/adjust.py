@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from actcalc.io.hub.family import ACTIVATIONS, SIZES
+from actcalc.io.hub.mixers import MIXERS
 from actcalc.io.hub.reading import Reading
 from actcalc.io.hub.values import Values
 from actcalc.specs.base import MAX_LAYERS
@@ -21,7 +22,7 @@ def _adjust(name: str) -> Callable[[Callable[[Reading], None]], Callable[[Readin
     return register
 
 
-ADJUST: dict[str, Callable[[Reading], None]] = {}
+ADJUST: dict[str, Callable[[Reading], None]] = {**MIXERS}
 """Exceptions by name: what one type does that no table column says."""
 
 
@@ -306,79 +307,6 @@ def _prediction_modules(reading: Reading) -> None:
     if values.flag("use_mtp", False) and values.has("num_mtp_modules"):
         each = values.size(("mtp_transformer_layers",), 1000) or 1
         reading.fields["mtp_layers"] = values.integer("num_mtp_modules", 0, 1000) * each
-
-
-_DELTA_KEYS = {
-    "key_heads": ("linear_num_key_heads", 16),
-    "value_heads": ("linear_num_value_heads", 32),
-    "key_dim": ("linear_key_head_dim", 128),
-    "value_dim": ("linear_value_head_dim", 128),
-    "conv": ("linear_conv_kernel_dim", 4),
-}
-
-
-def _linear(reading: Reading, defaults: Mapping[str, int], **more: Any) -> None:
-    """Set the linear attention from its usual keys, or what the library takes without them."""
-    sizes = {
-        name: reading.values.size((key,)) or defaults.get(name, default)
-        for name, (key, default) in _DELTA_KEYS.items()
-    }
-    reading.fields["linear"] = {**sizes, **more}
-
-
-@_adjust("gated_delta")
-def _gated_delta(reading: Reading) -> None:
-    _linear(reading, {})
-
-
-@_adjust("gated_delta_olmo")
-def _gated_delta_olmo(reading: Reading) -> None:
-    """Heads as many as attention's, keys of three quarters of the width, values twice as wide.
-
-    Without ``rope_parameters`` its attention has no positions.
-    """
-    fields, values = reading.fields, reading.values
-    heads = fields["heads"]
-    keys = values.size(("linear_num_key_heads",)) or heads
-    width = values.size(("linear_key_head_dim",)) or int(0.75 * fields["hidden"] / keys)
-    _linear(
-        reading,
-        {"key_heads": heads, "value_heads": heads, "key_dim": width, "value_dim": 2 * width},
-        doubled=values.flag("linear_allow_neg_eigval", True),
-    )
-    if not values.has("rope_parameters"):
-        fields["position"] = "none"
-
-
-@_adjust("kimi_delta")
-def _kimi_delta(reading: Reading) -> None:
-    """Checkpoints keep its sizes under ``linear_attn_config``."""
-    sizes = (("linear_num_heads", "num_heads", 32), ("linear_head_dim", "head_dim", 128),
-             ("linear_conv_kernel_dim", "short_conv_kernel_size", 4))  # fmt: skip
-    section = reading.values.section("linear_attn_config")
-    heads, width, conv = (
-        section.size((inner,)) or reading.values.size((outer,)) or default
-        for outer, inner, default in sizes
-    )
-    reading.fields["linear"] = {
-        "rule": "kimi_delta", "key_heads": heads, "value_heads": heads, "key_dim": width,
-        "value_dim": width, "conv": conv,
-    }  # fmt: skip
-
-
-@_adjust("kimi_groups")
-def _kimi_groups(reading: Reading) -> None:
-    moe = reading.fields.get("moe")
-    if moe:
-        moe["groups"] = reading.values.size(("num_expert_group", "n_group")) or 1
-        moe["topk_groups"] = reading.values.size(("topk_group",)) or 1
-
-
-@_adjust("qwen3_5_predicts")
-def _qwen3_5_predicts(reading: Reading) -> None:
-    key = "mtp_num_hidden_layers"
-    if reading.values.has(key):
-        reading.fields["mtp_layers"] = reading.values.integer(key, 0, MAX_LAYERS)
 
 
 @_adjust("token_types")

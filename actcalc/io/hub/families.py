@@ -289,6 +289,13 @@ DEEPSEEK_V3 = replace(
         shared_default=1,
     ),
 )
+DEEPSEEK_V32 = replace(
+    DEEPSEEK_V3,
+    code=_code("deepseek_v32"),
+    mixers=("indexed_attention",),
+    experts=replace(DEEPSEEK_V3.experts or Experts(), layers="listed_first_3_dense"),
+    adjust=(*DEEPSEEK_V3.adjust, "indexer"),
+)
 GLM = replace(
     _PLAIN,
     code=_code("glm"),
@@ -353,6 +360,19 @@ _TEXT_TOWER = Family(
     windows="none",
     defaults={"hidden": 512, "ffn": 2048, "layers": 12, "heads": 8, "vocab": 49408},
     adjust=("tower_positions",),
+)
+
+_STATE_SPACE: Keys = ("mamba", "linear_attention")
+_MAMBA = Family(
+    code=_code("mamba"),
+    facts={"position": "none", "norm": "rmsnorm"},
+    activation=("hidden_act", "silu"),
+    tied=True,
+    windows="none",
+    mixers=_STATE_SPACE,
+    attentionless=True,
+    eager=True,
+    adjust=("mamba1",),
 )
 
 FAMILIES: dict[str, Family] = {
@@ -731,6 +751,10 @@ FAMILIES: dict[str, Family] = {
     "kimi_k2": replace(
         DEEPSEEK_V3, code="moonshotai/Kimi-K2-Base modeling_deepseek.py (the DeepSeek-V3 code)",
     ),
+    "deepseek_v32": DEEPSEEK_V32,
+    "glm_moe_dsa": replace(
+        DEEPSEEK_V32, code=_code("glm_moe_dsa"), adjust=(*DEEPSEEK_V32.adjust, "shared_picks"),
+    ),
     "kimi_linear": replace(
         DEEPSEEK_V3,
         code=_code("kimi_linear"),
@@ -760,6 +784,14 @@ FAMILIES: dict[str, Family] = {
         GLM, code=_code("glm4"), facts={**GLM.facts, "norm_placement": "sandwich"},
     ),
     "glm4_moe": GLM4_MOE,
+    "solar_open": replace(
+        _PLAIN,
+        code=_code("solar_open"),
+        flags={"qkv_bias": ("attention_bias", False)},
+        defaults={"head_dim": 128, "kv_heads": 8},
+        experts=replace(GLM4_MOE.experts or Experts(), layers="all"),
+        adjust=("expert_groups",),
+    ),
     "glm4_moe_lite": replace(
         DEEPSEEK_V3,
         code=_code("glm4_moe_lite"),
@@ -831,6 +863,52 @@ FAMILIES: dict[str, Family] = {
         },
         adjust=("llama4_qk_norm",),
     ),
+    # State-space models and their hybrids
+    "mamba": _MAMBA,
+    "falcon_mamba": replace(_MAMBA, code=_code("falcon_mamba")),
+    "mamba2": replace(_MAMBA, code=_code("mamba2"), tied=False, adjust=("mamba2",)),
+    "nemotron_h": replace(
+        _ATTENTION_BIAS,
+        code=_code("nemotron_h"),
+        facts={**_PLAIN.facts, "position": "none", "gated": False},
+        flags={**_ALL_BIAS, "mlp_bias": ("mlp_bias", False)},
+        activation=("mlp_hidden_act", "relu2"),
+        windows="lettered",
+        mixers=(*_STATE_SPACE, "moe", "mlp"),
+        defaults={"head_dim": 128, "kv_heads": 8},
+        experts=replace(
+            DEEPSEEK_V3.experts or Experts(), layers="lettered", shared_count=(),
+            shared_width=("moe_shared_expert_intermediate_size",),
+        ),
+        adjust=("lettered", "expert_groups"),
+    ),
+    "jamba": replace(
+        _PLAIN,
+        code=_code("jamba"),
+        facts={**_PLAIN.facts, "position": "none"},
+        windows="jamba",
+        mixers=_STATE_SPACE,
+        defaults={"kv_heads": 8},
+        experts=Experts(layers="jamba", width=("intermediate_size",), normalize=("", False)),
+        adjust=("mamba_jamba",),
+    ),
+    "bamba": replace(
+        _ATTENTION_BIAS, code=_code("bamba"), windows="bamba", mixers=_STATE_SPACE, rotary=0.5,
+        flags={**_ALL_BIAS, "mlp_bias": ("mlp_bias", False)},
+        defaults={"kv_heads": 8}, adjust=("mamba_bamba",),
+    ),
+    "granitemoehybrid": replace(
+        GRANITE_MOE,
+        code=_code("granitemoehybrid"),
+        facts={**_PLAIN.facts, "packed_gate": True},
+        windows="listed_mamba",
+        mixers=_STATE_SPACE,
+        experts=Experts(
+            count=_LOCAL, router="softmax_topk", width=("intermediate_size",), optional=True,
+            shared_width=("shared_intermediate_size",),
+        ),
+        adjust=("mamba_bamba", "granite_hybrid"),
+    ),
     # Code published with the checkpoint
     "minicpm": replace(
         _ATTENTION_BIAS, code="openbmb/MiniCPM-2B-sft-bf16 modeling_minicpm.py", tied=True,
@@ -859,6 +937,35 @@ FAMILIES: dict[str, Family] = {
         windows="every_4",
         window_default=4096,
         no_rope="full_attention_if_windowed",
+    ),
+    "exaone_moe": replace(
+        _PLAIN,
+        code=_code("exaone_moe"),
+        facts={**_PLAIN.facts, "qk_norm": "head"},
+        windows="every_4",
+        window_default=4096,
+        no_rope="full_attention_if_windowed",
+        experts=replace(
+            DEEPSEEK_V3.experts or Experts(), layers="listed_first_dense",
+            shared_count=("num_shared_experts",),
+        ),
+        adjust=("expert_groups", "prediction_layers"),
+    ),
+    "afmoe": replace(
+        _PLAIN,
+        code=_code("afmoe"),
+        facts={
+            **_PLAIN.facts, "qk_norm": "head", "norm_placement": "sandwich",
+            "attention_gate": "own",
+        },
+        windows="afmoe",
+        window_default=1024,
+        no_rope="full_attention",
+        defaults={"head_dim": 128},
+        experts=Experts(
+            router="sigmoid", shared_count=("num_shared_experts",), shared_default=2,
+            layers="num_dense", facts=_BIAS_FREE_BALANCE,
+        ),
     ),
     # Encoders
     "bert": BERT,

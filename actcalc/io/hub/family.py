@@ -88,6 +88,8 @@ class Family:
     """Exceptions, by name, applied in order (``read.ADJUST``)."""
     wide: bool = False
     """A missing feed-forward width means four times hidden."""
+    attentionless: bool = False
+    """No layer has attention: the type has no number of heads."""
     vision: bool = False
     """Reads patches of an image instead of tokens."""
 
@@ -119,3 +121,9 @@ ACTIVATIONS: dict[str, str] = {
     "swish": "silu",
 }
 """Names in ``transformers.activations.ACT2FN`` -> the model's field ``activation``."""
+
+MEASURE_HINT = (
+    "measure one of its layers: actcalc measure CONFIG --save layer.json (needs actcalc[torch] "
+    "and a transformers that knows the type), then actcalc compare and plan layer.json"
+)
+"""What to do with a configuration that no graph here describes."""

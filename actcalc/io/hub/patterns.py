@@ -19,6 +19,8 @@ _KINDS = {
     "sliding_attention": "sliding",
     "chunked_attention": "chunked",
     "linear_attention": "linear",
+    "indexed_attention": "full",
+    "mamba": "mamba",
 }
 WINDOWED = ("sliding", "chunked")
 
@@ -158,6 +160,17 @@ def _kimi(values: Values, layers: int) -> Kinds:
     return tuple("full" if i + 1 in full else "linear" for i in range(layers))
 
 
+def _jamba(values: Values, layers: int) -> Kinds:
+    period = values.size(("attn_layer_period",)) or 8
+    offset = values.integer("attn_layer_offset") if values.has("attn_layer_offset") else 4
+    return tuple("full" if i % period == offset else "mamba" for i in range(layers))
+
+
+def _bamba(values: Values, layers: int) -> Kinds:
+    attention = values.indices("attn_layer_indices")
+    return tuple("full" if i in attention else "mamba" for i in range(layers))
+
+
 WINDOW_RULES: dict[str, Callable[[Values, int], Kinds]] = {
     "none": _none,
     "uniform": _uniform,
@@ -174,19 +187,31 @@ WINDOW_RULES: dict[str, Callable[[Values, int], Kinds]] = {
     "gpt_neo": _gpt_neo,
     "llama4": _llama4,
     "linear": _linear,
+    "afmoe": lambda values, layers: _every(
+        values, layers, values.size(("global_attn_every_n_layers",)) or 4
+    ),
     "linear_and_last": _linear_and_last,
     "kimi": _kimi,
+    "jamba": _jamba,
+    "bamba": _bamba,
+    "lettered": _none,
+    "listed_mamba": lambda values, layers: ("mamba",) * layers,
 }
 """Rule name -> kinds of attention, empty for all full. ``layer_types`` overrides any rule."""
 
 
 def attention_kinds(family: Family, values: Values, layers: int, window: int) -> Kinds:
     """What mixes tokens in each layer; empty when every layer attends to all tokens."""
-    listed = values.items("layer_types", layers) if values.has("layer_types") else None
-    if listed is not None:
+    if family.windows == "lettered":
+        return ()
+    key = values.first(("layer_types", "layers_block_type"))
+    listed = values.items(key, layers) if key else None
+    if key and listed is not None:
         if any(not isinstance(kind, str) or kind not in _KINDS for kind in listed):
-            raise values.wrong("layer_types", "not layer kinds", "name each layer's attention")
+            raise values.wrong(key, "not layer kinds", "name each layer's attention")
         kinds = tuple(_KINDS[kind] for kind in listed)
+        if "mamba" in family.mixers:
+            kinds = tuple("mamba" if kind == "linear" else kind for kind in kinds)
     elif not window and not family.mixers:
         return ()
     else:
@@ -252,6 +277,25 @@ def _listed_first_dense(values: Values, layers: int) -> Kinds:
     return ("dense",) + ("moe",) * (layers - 1)
 
 
+def _listed_first_3_dense(values: Values, layers: int) -> Kinds:
+    if values.has("first_k_dense_replace"):
+        return _first_dense(values, layers)
+    return ("dense",) * min(3, layers) + ("moe",) * (layers - 3)
+
+
+def _jamba_experts(values: Values, layers: int) -> Kinds:
+    period = values.size(("expert_layer_period",)) or 2
+    offset = values.integer("expert_layer_offset") if values.has("expert_layer_offset") else 1
+    if (values.size(("num_experts",)) or 16) == 1:
+        return ("dense",) * layers
+    return tuple("moe" if i % period == offset else "dense" for i in range(layers))
+
+
+def _num_dense(values: Values, layers: int) -> Kinds:
+    first = values.integer("num_dense_layers") if values.has("num_dense_layers") else 1
+    return tuple("moe" if i >= first else "dense" for i in range(layers))
+
+
 def _interval(values: Values, layers: int) -> Kinds:
     """ERNIE 4.5: every ``moe_layer_interval``-th layer from a first to a last index."""
     interval = values.size(("moe_layer_interval",)) or 1
@@ -289,6 +333,10 @@ MLP_RULES: dict[str, Callable[[Values, int], Kinds]] = {
     "qwen": _qwen,
     "first_dense": _first_dense,
     "listed_first_dense": _listed_first_dense,
+    "listed_first_3_dense": _listed_first_3_dense,
+    "num_dense": _num_dense,
+    "jamba": _jamba_experts,
+    "lettered": lambda values, layers: ("moe",) * layers,
     "interval": _interval,
     "interleave": _interleave,
 }

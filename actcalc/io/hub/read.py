@@ -8,7 +8,7 @@ from typing import Any
 from actcalc.errors import SpecError
 from actcalc.io.hub.adjust import ADJUST
 from actcalc.io.hub.families import ALIASES, FAMILIES, LLAMA, NESTS
-from actcalc.io.hub.family import ACTIVATIONS, SIZES, Family, Keys
+from actcalc.io.hub.family import ACTIVATIONS, MEASURE_HINT, SIZES, Family, Keys
 from actcalc.io.hub.patterns import (
     ROPE_RULES,
     WINDOWED,
@@ -17,7 +17,7 @@ from actcalc.io.hub.patterns import (
     window_of,
 )
 from actcalc.io.hub.reading import Reading
-from actcalc.io.hub.refused import MEASURE_HINT, REFUSED
+from actcalc.io.hub.refused import REFUSED
 from actcalc.io.hub.values import Values, shown
 from actcalc.specs.base import MAX_LAYERS
 
@@ -100,8 +100,13 @@ def _family(model_type: str, values: Values) -> tuple[Family, list[str]]:
 def _sizes(reading: Reading) -> None:
     family, fields = reading.family, reading.fields
     needed = ["hidden", "layers", "heads"] + ([] if family.vision else ["vocab"])
+    if family.attentionless:
+        needed.remove("heads")
+        fields["heads"] = 1
     for name in needed:
         found = reading.size(name, MAX_LAYERS if name == "layers" else None)
+        if found is None and name == "layers":
+            found = _listed_layers(reading.values)
         if found is None:
             keys = family.keys.get(name) or SIZES[name]
             reading.missing.append(keys[0])
@@ -113,7 +118,7 @@ def _sizes(reading: Reading) -> None:
             "add the missing keys, or describe the model as YAML",
         )
     if not family.latent:
-        for name in ("kv_heads", "head_dim"):
+        for name in () if family.attentionless else ("kv_heads", "head_dim"):
             found = reading.size(name)
             if found is not None:
                 fields[name] = found
@@ -128,6 +133,15 @@ def _sizes(reading: Reading) -> None:
         if found is None:
             reading.missing.append(SIZES["positions"][0])
         fields["max_positions"] = found or 0
+
+
+def _listed_layers(values: Values) -> int | None:
+    """Number of layers of a configuration that only lists them, by words or letters."""
+    pattern = values.text("hybrid_override_pattern")
+    if pattern:
+        return len(pattern)
+    key = values.first(("layers_block_type", "layer_types"))
+    return len(values.items(key) or []) or None if key else None
 
 
 def _facts(reading: Reading) -> None:

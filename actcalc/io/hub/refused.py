@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from actcalc.errors import SpecError
 from actcalc.io.hub.families import ALIASES, FAMILIES
+from actcalc.io.hub.family import MEASURE_HINT
 from actcalc.io.hub.values import Values, shown
 
 _MAMBA = "its layers are state-space (Mamba) layers, not attention"
@@ -18,11 +19,11 @@ _VISION = "vision backbones of this kind are not described"
 # Layer kinds are stated by each type's modelling code in transformers 5.24 (or, where it has
 # none, by the code published with the checkpoint).
 REFUSED: dict[str, str] = {
-    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "mamba-2"), _MAMBA),
+    "mamba-2": _MAMBA,
     **dict.fromkeys(
         (
-            "jamba", "zamba", "zamba2", "bamba", "nemotron_h", "nemotron_h_omni", "falcon_h1",
-            "granitemoehybrid", "hymba", "plamo2", "bailing_hybrid",
+            "zamba", "zamba2", "nemotron_h_omni", "falcon_h1", "hymba", "plamo2",
+            "bailing_hybrid",
         ),
         _HYBRID,
     ),
@@ -34,10 +35,7 @@ REFUSED: dict[str, str] = {
     ),
     **dict.fromkeys(("lfm2", "lfm2_moe", "lfm2_vl", "lfm3", "lfm3_vl"), _CONV),
     **dict.fromkeys(("rwkv", "rwkv5", "rwkv6", "xlstm", "recurrent_gemma", "retnet"), _RECURRENT),
-    **dict.fromkeys(
-        ("deepseek_v32", "glm_moe_dsa", "glm5_next"),
-        _SPARSE + " (sparse attention over latent keys)",
-    ),
+    "glm5_next": _SPARSE + " (sparse attention over latent keys)",
     "deepseek_v4": (
         "its attention compresses keys per layer (compress_ratios), groups the output projection "
         "and widens the residual stream (hc_mult)"
@@ -68,7 +66,6 @@ REFUSED: dict[str, str] = {
     "jetmoe": "its attention heads are a mixture of experts",
     "doge": "its attention weighs keys by a learned dynamic mask",
     "diffllama": "its attention is the difference of two softmaxes",
-    "afmoe": "its attention output passes a learned gate",
     "bitnet": "its projections are ternary, with norms inside attention and feed-forward",
     "nanochat": "its norms have no weights",
     "gpt_neox_japanese": "only its last layer has an output bias",
@@ -111,12 +108,6 @@ NOT_IN_TRANSFORMERS = frozenset(
      "nemotron-nas", "deci", "mimo_v2", "openelm", "arctic", "grok-1")
 )  # fmt: skip
 """Refused types whose code is published with their checkpoints alone."""
-
-MEASURE_HINT = (
-    "measure one of its layers: actcalc measure CONFIG --save layer.json (needs actcalc[torch] "
-    "and a transformers that knows the type), then actcalc compare and plan layer.json"
-)
-"""What to do with a configuration that no graph here describes."""
 
 # Keys that only layers other than attention have; they mark a type the table does not know.
 _MARKS: dict[str, str] = {

@@ -11,7 +11,7 @@ from actcalc.io.readers.beside import beside, missing
 from actcalc.io.readers.document import Document
 from actcalc.io.readers.part import Part
 from actcalc.io.readers.settings import LeftOut, Settings
-from actcalc.io.readers.words import attention, optimizer, targets
+from actcalc.io.readers.words import attention, optimizer, saved_modules, targets
 
 IDLE = (
     r"(datasets|test_datasets|pretraining_dataset|dataset|val_set_size|output_dir|hub_|wandb|mlflow"
@@ -19,7 +19,7 @@ IDLE = (
     r"|adam_|max_grad_norm|eval|save|saves|logging|early_stopping|resume|auto_resume|local_rank|seed"
     r"|special_tokens|tokens|added_tokens|chat_template|default_system|train_on|group_by_length|tf32"
     r"|strict|tokenizer|model_type|trust_remote|is_|base_model_(config|ignore)|revision|type_of|hf_"
-    r"|gradient_checkpointing_kwargs|lora_(alpha|dropout|fan|model_dir|modules_to_save|on_cpu"
+    r"|gradient_checkpointing_kwargs|lora_(alpha|dropout|fan|model_dir|on_cpu"
     r"|mlp_kernel|qkv_kernel|o_kernel|embedding_kernel)|peft_(use_rslora|init|layers_pattern"
     r"|autocast)|loraplus|debug|dataloader|ddp|pad_to|sample_packing|eval_sample|excess_length"
     r"|shuffle|skip_prepare|dataset_|remove_unused|push|use_tensorboard|loss_watchdog|streaming"
@@ -32,7 +32,6 @@ IDLE = (
 )
 LEFT_OUT: LeftOut = (
     ("torch_compile", "fuses kernels: less memory and time", ()),
-    ("peft_use_dora", "adds a magnitude vector to adapters and keeps more", ()),
     ("unfrozen_parameters", "trains some parameters alone: fewer states", ()),
     ("lora_target_parameters", "puts adapters on parameters of experts", ()),
     ("relora", "merges adapters while it trains", ()),
@@ -128,14 +127,14 @@ def _adapter(s: Settings, given: dict[str, Any], notes: list[str]) -> None:
     four, eight = s.flag("load_in_4bit"), s.flag("load_in_8bit")
     bits = 4 if four else 8 if eight else 16
     rank = s.number("lora_r")
-    modules = s.words("lora_target_modules")
-    linear = s.flag("lora_target_linear")
     if kind not in ("lora", "qlora"):
         if kind:
             notes.append(f"adapter {kind} is not modelled: every weight is counted as trained.")
         return
     given["training.lora_rank"] = rank or 8
-    field, told = targets(("all",) if linear or not modules else modules, s.where)
+    linear = s.flag("lora_target_linear")
+    field, told = targets(s) if linear else targets(s, "lora_target_modules")
+    s.get("lora_target_modules")
     given |= field
     notes += told
     if kind == "qlora" and bits == 16:
@@ -144,6 +143,11 @@ def _adapter(s: Settings, given: dict[str, Any], notes: list[str]) -> None:
         )
     if bits < 16:
         given["training.base_bits"] = bits
+    if s.flag("peft_use_dora"):
+        given["training.dora"] = True
+    field, told = saved_modules(s, "lora_modules_to_save")
+    given |= field
+    notes += told
 
 
 def _checkpointing(s: Settings, given: dict[str, Any], notes: list[str]) -> None:

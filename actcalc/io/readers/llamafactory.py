@@ -11,7 +11,7 @@ from actcalc.io.readers import trainer
 from actcalc.io.readers.document import Document
 from actcalc.io.readers.part import Part
 from actcalc.io.readers.settings import LeftOut, Settings
-from actcalc.io.readers.words import attention, targets
+from actcalc.io.readers.words import attention, saved_modules, targets
 
 OWN = ("finetuning_type", "cutoff_len", "stage", "template", "lora_target", "quantization_bit",
        "pure_bf16", "disable_gradient_checkpointing", "enable_liger_kernel", "flash_attn",
@@ -19,7 +19,7 @@ OWN = ("finetuning_type", "cutoff_len", "stage", "template", "lora_target", "qua
 IDLE = (
     r"(template|dataset|media_dir|train_on|mask_history|buffer|mix_|interleave|tool|default_system"
     r"|enable_thinking|preserve|tokenized|data_|val_size|lora_(alpha|dropout)|use_rslora|pissa|loraplus"
-    r"|create_new|additional_target|pref_|dpo_|kto_|simpo|ppo_|ref_model|reward_model|plot_loss|stage"
+    r"|create_new|pref_|dpo_|kto_|simpo|ppo_|ref_model|reward_model|plot_loss|stage"
     r"|compute_accuracy|use_swanlab|swanlab|infer|vllm|sglang|export|image|video|audio|crop|print"
     r"|ray|master|enable_torch_profiler|profil|double_quant|quantization_(type|method|device)|rope"
     r"|use_(fast|v1|kv|unsloth_gc|reentrant)|split_special|add_|new_special|init_special|resize_vocab"
@@ -28,8 +28,6 @@ IDLE = (
     r"|cutoff|ddp).*"
 )
 LEFT_OUT: LeftOut = (
-    ("use_dora", "adds a magnitude vector to adapters and keeps more", ()),
-    ("use_galore", "projects gradients to a low rank: fewer states", ()),
     ("use_apollo", "scales gradients by a low rank: fewer states", ()),
     ("use_badam", "updates one block of layers at a time: fewer states", ()),
     ("use_adam_mini", "keeps fewer second moments", ()),
@@ -68,13 +66,25 @@ def read(data: Mapping[str, Any], where: Document) -> Part:
         )
     if kind == "lora":
         given["training.lora_rank"] = s.number("lora_rank", default=8, least=1)
-        field, told = targets(s.words("lora_target") or ("all",), where.name)
+        field, told = targets(s, "lora_target")
         given |= field
         notes += told
         if bits:
             given["training.base_bits"] = bits
+        if s.flag("use_dora"):
+            given["training.dora"] = True
+        field, told = saved_modules(s, "additional_target")
+        given |= field
+        notes += told
+    elif kind == "freeze" and not s.has("freeze_extra_modules"):
+        # the last layers alone are trained; a negative number: the first (model/adapter.py)
+        last = s.number("freeze_trainable_layers", default=2, least=1)
+        given |= {"training.train": ("layers",), "training.freeze": -last}
     elif kind != "full":
         notes.append(f"finetuning_type {kind} is not modelled: every weight is counted as trained.")
+    if s.flag("use_galore"):
+        given["training.galore_rank"] = s.number("galore_rank", default=16, least=1)
+        given["training.step_in_backward"] = s.flag("galore_layerwise")
     stage = s.text("stage", default="sft")
     if stage not in ("sft", "pt"):
         notes.append(

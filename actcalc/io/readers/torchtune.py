@@ -11,7 +11,7 @@ from actcalc.io import presets
 from actcalc.io.readers.document import Document
 from actcalc.io.readers.part import Part
 from actcalc.io.readers.settings import LeftOut, Settings
-from actcalc.io.readers.words import element_type, optimizer, targets
+from actcalc.io.readers.words import element_type, optimizer
 
 IDLE = (
     r"(output_dir|tokenizer|checkpointer|dataset|seed|shuffle|batch_size_val|run_val|resume|save_"
@@ -24,7 +24,6 @@ IDLE = (
 LEFT_OUT: LeftOut = (
     ("compile", "fuses kernels: less memory and time", ()),
     ("enable_activation_offloading", "moves saved tensors to the host", ()),
-    ("model.use_dora", "adds a magnitude vector to adapters and keeps more", ()),
     ("teacher_model._component_", "runs a teacher beside the trained model", ()),
     ("enable_fp8_training", "runs products in 8 bits", ()),
 )
@@ -70,7 +69,7 @@ def read(data: Mapping[str, Any], where: Document) -> Part:
     notes += told
     if s.has("optimizer.fused"):
         given["training.fused_optimizer"] = s.flag("optimizer.fused")
-    _adapters(s, found[1] or "", given, notes)
+    _adapters(s, found[1] or "", given)
     _distributed(s, given)
     notes += s.notes(IDLE, LEFT_OUT)
     usual = {"framework": "transformers", "training.recipe": "pure", "workload.attention": "sdpa"}
@@ -112,7 +111,7 @@ def _loss(s: Settings, given: dict[str, Any]) -> tuple[str, ...]:
     return () if name in ("", "CrossEntropyLoss") else (f"loss {name} is counted as the usual.",)
 
 
-def _adapters(s: Settings, kind: str, given: dict[str, Any], notes: list[str]) -> None:
+def _adapters(s: Settings, kind: str, given: dict[str, Any]) -> None:
     if not kind:
         return
     given["training.lora_rank"] = s.number("model.lora_rank", default=8, least=1)
@@ -120,11 +119,11 @@ def _adapters(s: Settings, kind: str, given: dict[str, Any], notes: list[str]) -
     if s.flag("model.apply_lora_to_mlp"):
         words += ["gate_proj", "up_proj", "down_proj"]
     if s.flag("model.apply_lora_to_output"):
-        notes.append("apply_lora_to_output: the head's adapter is not counted.")
+        words.append("output")
     if words:
-        field, told = targets(words, s.where)
-        given |= field
-        notes += told
+        given["training.lora_targets"] = "+".join(words)
+    if s.flag("model.use_dora"):
+        given["training.dora"] = True
     if kind == "qlora" or s.flag("model.quantize_base"):
         given["training.base_bits"] = 4
 

@@ -6,6 +6,7 @@ and of ``trl/trainer/*_config.py`` with ``trl/trainer/model_config.py``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,14 @@ from actcalc.io.readers.beside import beside, missing
 from actcalc.io.readers.document import Document
 from actcalc.io.readers.part import Part
 from actcalc.io.readers.settings import LeftOut, Settings
-from actcalc.io.readers.words import attention, element_type, optimizer, precision, targets
+from actcalc.io.readers.words import (
+    attention,
+    element_type,
+    optimizer,
+    precision,
+    saved_modules,
+    targets,
+)
 
 OWN = (
     "per_device_train_batch_size", "per_gpu_train_batch_size", "gradient_accumulation_steps",
@@ -52,11 +60,10 @@ IDLE = (
     r"|desirable_weight|undesirable_weight|entropy_coef.*|top_entropy_quantile|is_encoder_decoder"
     r"|use_weighting|rpo_alpha|ld_alpha|f_.*|discopop.*|parallelism_config|fsdp_transformer.*"
     r"|fsdp_min_num_params|deepspeed.*|with_tracking|dispatch_batches|liger_kernel_config.*"
-    r"|lora_modules_to_save|model_init_kwargs\.(use_cache|trust_remote_code|device_map|revision)"
+    r"|model_init_kwargs\.(use_cache|trust_remote_code|device_map|revision)"
 )
 LEFT_OUT: LeftOut = (
     ("torch_compile", "fuses kernels: less memory and time", ()),
-    ("use_dora", "adds a magnitude vector to adapters and keeps more", ()),
     ("activation_offloading", "moves saved tensors to the host: give --offload activations", ()),
     ("use_vllm", "generates beside the update, with memory of its own", ()),
     ("lora_target_parameters", "puts adapters on parameters of experts", ()),
@@ -140,9 +147,13 @@ class _Arguments:
             self.given["policy"] = "full" if on else "none"
 
     def _optimizer(self) -> None:
-        name = "adafactor" if self.s.flag("adafactor") else self.s.text("optim")
+        s = self.s
+        name = "adafactor" if s.flag("adafactor") else s.text("optim")
         if name:
             field, notes, needs = optimizer(name, "transformers", f"{self.where.name}: optim")
+            rank = re.search(r"rank=(\d+)", s.text("optim_args"))
+            if rank and "training.galore_rank" in field:
+                field["training.galore_rank"] = int(rank[1])
             self.given |= field
             self.notes += notes
             self.needs |= needs
@@ -190,13 +201,18 @@ class _Arguments:
         if not s.flag("use_peft", "use_lora", "lora", default=bool(rank) and not self.trl):
             return
         self.given["training.lora_rank"] = rank or 16
-        modules = s.words("lora_target_modules", "peft_config.target_modules")
-        if modules:
-            field, notes = targets(modules, self.where.name)
+        names = ("lora_target_modules", "peft_config.target_modules", "lora.target_modules")
+        if s.has(*names):
+            field, notes = targets(s, *names)
             self.given |= field
             self.notes += notes
         if bits < 16:
             self.given["training.base_bits"] = bits
+        if s.flag("use_dora", "peft_config.use_dora"):
+            self.given["training.dora"] = True
+        field, notes = saved_modules(s, "lora_modules_to_save", "peft_config.modules_to_save")
+        self.given |= field
+        self.notes += notes
 
     def _sequence(self) -> None:
         s = self.s

@@ -66,7 +66,7 @@ def read(data: Mapping[str, Any], where: Document) -> Part:
     rank = s.number(model + "lora_rank")
     if rank:
         given["training.lora_rank"] = rank
-        field, told = targets(s.words(model + "target_modules") or ("all",), where.name)
+        field, told = targets(s, model + "target_modules")
         given |= field
         notes += told
     word = s.text(model + "override_config.attn_implementation", default="flash_attention_2")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from actcalc.errors import SpecError, suggestion
+from actcalc.io.readers.settings import Settings
 from actcalc.specs.optimizers import FRAMEWORKS, OPTIMIZERS
+from actcalc.specs.targets import Targets
 
 _TYPES = {
     "bfloat16": "bf16", "bf16": "bf16", "torch.bfloat16": "bf16", "float16": "fp16",
@@ -20,16 +21,9 @@ _ATTENTION = {
     "flash_attn": "flash", "flash": "flash", "fa2": "flash", "fa3": "flash", "sdpa": "sdpa",
     "eager": "eager", "disabled": "eager",
 }  # fmt: skip
-_ATTENTION_WORDS = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "query_key_value", "c_attn",
-                    "wq", "wk", "wv", "wo", "output_proj", "out_proj", "dense", "linear_qkv",
-                    "linear_proj", "wqkv", "attn")  # fmt: skip
-_MLP_WORDS = ("gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2", "w1", "w2",
-              "w3", "dense_h_to_4h", "dense_4h_to_h", "c_fc", "linear_fc1", "linear_fc2",
-              "mlp")  # fmt: skip
-_FUSED = {"qkv_proj", "query_key_value", "c_attn", "wqkv", "linear_qkv", "attn", "gate_up_proj",
-          "fc1", "dense_h_to_4h", "c_fc", "linear_fc1", "mlp"}  # fmt: skip
-"""Projections that stand for several, so that fewer names are every one."""
 _EVERYTHING = ("all", "all-linear", "all_linear")
+_PATTERN = re.compile(r"[\\|*^$(?]")
+"""What tells a pattern of module paths from names."""
 
 
 def element_type(word: str, where: str) -> str:
@@ -50,6 +44,9 @@ def attention(word: str) -> str | None:
     return _ATTENTION.get(plain)
 
 
+_GALORE_RANK = 128  # transformers trainer.py galore_optim_kwargs
+
+
 def optimizer(
     word: str, column: str, where: str
 ) -> tuple[dict[str, Any], tuple[str, ...], dict[str, SpecError]]:
@@ -64,6 +61,11 @@ def optimizer(
         (f"{word} may page its states to the host when memory runs out: they are counted here.",)
         if paged else ()
     )  # fmt: skip
+    if galore := re.fullmatch(r"galore_(adamw(?:_8bit)?)(_layerwise)?", bare):
+        field = {"training.optimizer": "adam8bit" if "8bit" in bare else "adamw",
+                 "training.galore_rank": _GALORE_RANK,
+                 "training.step_in_backward": bool(galore[2])}  # fmt: skip
+        return field, notes, {}
     columns = (column, *(name for name in FRAMEWORKS if name != column))
     for each in columns:
         for name, row in OPTIMIZERS.items():
@@ -81,27 +83,46 @@ def optimizer(
     return {}, (), {"training.optimizer": error}
 
 
-def targets(modules: Sequence[str], where: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Which linear layers get adapters, as a field, and a note where it is not quite that."""
-    words = [re.sub(r"[\\^$().*]|model|layers|self_attn|\d", "", word) for word in modules]
-    words = [word.strip("|") for each in words for word in each.split("|") if word.strip("|")]
+def targets(s: Settings, *names: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Which linear layers get adapters, as a field, and a note on names that are left out.
+
+    The option under ``names`` is a list, words, or a pattern of module paths; without one every
+    linear layer is meant. ``SpecError`` where it names no projection at all.
+    """
+    value = s.get(*names)
+    if isinstance(value, str) and _PATTERN.search(value):
+        return {"training.lora_targets": value.strip()}, ()
+    words = [word.strip("'\"") for word in s.words(*names)]
     if not words or any(word in _EVERYTHING for word in words):
-        return {"training.lora_targets": "all"}, ()
-    in_attention = {word for word in words if word in _ATTENTION_WORDS}
-    in_mlp = {word for word in words if word in _MLP_WORDS}
-    other = [word for word in words if word not in in_attention | in_mlp]
-    every_attention = len(in_attention) >= 4 or bool(in_attention & _FUSED)
-    every_mlp = len(in_mlp) >= 3 or bool(in_mlp & _FUSED)
-    if in_attention and not in_mlp and not other:
-        chosen, whole = "attention", every_attention
-    elif in_mlp and not in_attention and not other:
-        chosen, whole = "mlp", every_mlp
-    else:
-        chosen, whole = "all", every_attention and every_mlp
-    what = {"attention": "every projection of attention", "mlp": "the whole feed-forward",
-            "all": "every linear layer"}[chosen]  # fmt: skip
-    note = f"{where}: adapters on {', '.join(words)} are counted as on {what}, which is more."
-    return {"training.lora_targets": chosen}, () if whole else (note,)
+        head = ["lm_head"] if "lm_head" in words else []
+        return {"training.lora_targets": "+".join(["all", *head])}, ()
+    left = Targets("+".join(words)).foreign
+    kept = [word for word in words if word not in left]
+    if not kept:
+        raise s.wrong(names, value, "which names no projection that is known", "name q_proj, ...")
+    notes = (f"{s.where}: adapters on {', '.join(left)} are not counted.",) if left else ()
+    return {"training.lora_targets": "+".join(kept)}, notes
+
+
+_PARTS = (
+    (r"(embed_tokens|wte|word_embeddings|embed_in|tok_embeddings|embeddings?)", "embeddings"),
+    (r"(lm_head|output|embed_out|score)", "head"),
+    (r".*(norm|ln_f|ln_1|ln_2)", "norms"),
+)
+"""Names of modules beside adapters that are trained whole."""
+
+
+def saved_modules(s: Settings, *names: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Parts that PEFT's ``modules_to_save`` trains beside adapters, and a note on others."""
+    found: list[str] = []
+    other: list[str] = []
+    for word in s.words(*names):
+        last = word.rsplit(".", 1)[-1].strip("'\"")
+        part = next((part for form, part in _PARTS if re.fullmatch(form, last)), "")
+        (found if part else other).append(part or word)
+    notes = (f"{s.where}: {', '.join(other)} trained beside adapters: not counted.",)
+    fields = {"training.train": tuple(dict.fromkeys(found))} if found else {}
+    return fields, notes if other else ()
 
 
 def precision(*, bf16: bool, fp16: bool, weights: str) -> str | None:

@@ -12,13 +12,10 @@ from actcalc.io.writers.hugging import (
     hub_id,
     optimizer_word,
     policy_word,
+    saved_modules,
 )
 from actcalc.specs.run import Run
-
-_TARGETS = {
-    "attention": ["q_proj", "k_proj", "v_proj", "o_proj"],
-    "mlp": ["gate_proj", "up_proj", "down_proj"],
-}
+from actcalc.specs.targets import module_names
 
 
 def write(run: Run) -> str:
@@ -76,7 +73,13 @@ def _adapter(run: Run) -> dict[str, Any]:
     if training.lora_targets == "all":
         found["lora_target_linear"] = True
     else:
-        found["lora_target_modules"] = _TARGETS[training.lora_targets]
+        names = module_names(run.model, training.lora_targets)
+        alone = training.targets.pattern is not None
+        found["lora_target_modules"] = names[0] if alone else list(names)
+    if training.dora:
+        found["peft_use_dora"] = True
+    if training.train:
+        found["lora_modules_to_save"] = saved_modules(training)
     return found | ({f"load_in_{training.base_bits}bit": True} if quantised else {})
 
 

@@ -10,6 +10,7 @@ from actcalc.io.runs import resolve
 from actcalc.io.sources import Source
 from actcalc.specs.recompute import ALIASES
 from actcalc.specs.run import Run
+from actcalc.specs.targets import module_names
 
 _NAMES = {"model.name"}
 """What a file calls the model is no part of the run."""
@@ -92,6 +93,8 @@ def _fields(run: Run) -> dict[str, Any]:
     fields["policy"] = "+".join(ALIASES.get(word, word) for word in words)
     if not run.training.lora_rank:
         fields.pop("training.lora_targets")
+    else:
+        fields["training.lora_targets"] = module_names(run.model, run.training.lora_targets)
     return fields
 
 

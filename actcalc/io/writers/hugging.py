@@ -13,16 +13,13 @@ from actcalc.io.writers.own import preset_of
 from actcalc.io.writers.profile import check_profile
 from actcalc.specs.optimizers import OPTIMIZERS
 from actcalc.specs.run import Run
+from actcalc.specs.targets import module_names
+from actcalc.specs.training import Training
 
 _DATASET = "YOUR_DATASET"
 _WORDS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "amp-bf16": "float32",
           "amp-fp16": "float32"}  # fmt: skip
 _KERNELS = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
-_TARGETS = {
-    "all": ["all-linear"],
-    "attention": ["q_proj", "k_proj", "v_proj", "o_proj"],
-    "mlp": ["gate_proj", "up_proj", "down_proj"],
-}
 
 
 def hub_id(run: Run) -> str:
@@ -74,11 +71,27 @@ def _arguments(run: Run, target: str, engine: str) -> dict[str, Any]:
         found |= {
             "use_peft": True,
             "lora_r": training.lora_rank,
-            "lora_target_modules": _TARGETS[training.lora_targets],
+            "lora_target_modules": list(module_names(run.model, training.lora_targets)),
         }
+        if training.dora:
+            found["use_dora"] = True
+        if training.train:
+            found["lora_modules_to_save"] = saved_modules(training)
     if training.base_bits < 16:
         found[f"load_in_{training.base_bits}bit"] = True
     return found
+
+
+_SAVED = {
+    "embeddings": ["embed_tokens"],
+    "head": ["lm_head"],
+    "norms": ["input_layernorm", "post_attention_layernorm", "norm"],
+}
+
+
+def saved_modules(training: Training) -> list[str]:
+    """Names of modules that PEFT trains whole beside adapters, of a model like Llama."""
+    return [name for part in training.train for name in _SAVED[part]]
 
 
 def policy_word(run: Run, target: str) -> bool:

@@ -160,6 +160,23 @@ def total(parts: Iterable[Operand]) -> Expr:
     return Expr(terms)
 
 
+def most(left: Any, right: Any) -> Any:
+    """The larger of two numbers, or of each pair of two arrays."""
+    if isinstance(left, _NUMBERS) and isinstance(right, _NUMBERS):
+        return max(left, right)
+    import numpy
+
+    return numpy.maximum(left, right)
+
+
+def least(left: Any, right: Any) -> Any:
+    """The smaller of two numbers, or of each pair of two arrays."""
+    return -most(-left, -right)
+
+
+_NUMBERS = (int, float)
+
+
 @lru_cache(maxsize=4096)
 def _multiply(left: Monomial, right: Monomial) -> Monomial:
     if not left:

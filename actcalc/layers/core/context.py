@@ -264,6 +264,11 @@ class Context:
         return DType.FP32 if self.autocast else self.act
 
     @property
+    def stream(self) -> DType:
+        """Element type of what one layer hands to the next."""
+        return DType.FP32 if self.model.fp32_stream else self.residual
+
+    @property
     def hidden_dropout(self) -> bool:
         """Dropout after attention and feed-forward runs."""
         return self.workload.dropout and self.model.hidden_dropout > 0

@@ -8,11 +8,11 @@ one tensor: autograd shares its storage, and so do we.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from actcalc.layers.core.algebra import ONE, ZERO, Expr, Operand, product, total
 
@@ -42,7 +42,7 @@ class Tensor:
     shape: tuple[Expr, ...]
     dtype: DType
 
-    @property
+    @cached_property
     def elements(self) -> Expr:
         """Number of elements on one rank."""
         return product(self.shape)
@@ -64,15 +64,19 @@ class Weight:
 
     ``expert`` marks routed-expert weights, which are sharded and data-parallel reduced over other
     groups than the rest (expert parallelism). ``scope`` names tensors that several layers share
-    (a tied embedding): equal scopes are counted once where they live together.
+    (a tied embedding): equal scopes are counted once where they live together. A ``frozen`` one has
+    no gradient. What fine-tuning ``added`` is none of the model's own weights: an adapter's, or a
+    trained copy of a frozen one.
     """
 
     name: str
     shape: tuple[Expr, ...]
     expert: bool = False
     scope: str = ""
+    frozen: bool = False
+    added: Literal["", "adapter", "copy"] = ""
 
-    @property
+    @cached_property
     def parameters(self) -> Expr:
         """Number of parameters on one rank."""
         return product(self.shape)
@@ -131,6 +135,16 @@ class Op:
     kernel: str = ""
     source: str = ""
 
+    @property
+    def trains(self) -> bool:
+        """Whether it makes a gradient of a weight, adapters' left out."""
+        return any(not weight.frozen and weight.added != "adapter" for weight in self.weights)
+
+    @property
+    def own_weights(self) -> tuple[Weight, ...]:
+        """Its weights without what fine-tuning added."""
+        return tuple(weight for weight in self.weights if not weight.added)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Graph:
@@ -138,7 +152,9 @@ class Graph:
 
     ``input`` is the tensor handed over by the layer before; ``output`` the one handed on.
     ``shared`` are saved tensors that exist once for all layers (rotary tables, a padding mask):
-    each layer saves a reference, the model keeps one.
+    each layer saves a reference, the model keeps one. Where no weight up to the layer is trained
+    its ``gradient`` stops: nothing is saved and there is no backward; or so unless it re-runs
+    whole, where its input is made to need one (transformers ``enable_input_require_grads``).
     """
 
     name: str
@@ -148,6 +164,7 @@ class Graph:
     ops: tuple[Op, ...]
     shared: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
+    gradient: Literal["passes", "stops", "stops unless re-run"] = "passes"
 
     def __post_init__(self) -> None:
         made = {self.input, *self.shared}
@@ -182,11 +199,10 @@ class Graph:
         """For each tensor made inside the layer the op that makes it."""
         return {name: op for op in self.ops for name in op.outputs}
 
-    @property
-    def weights(self) -> Iterator[Weight]:
+    @cached_property
+    def weights(self) -> tuple[Weight, ...]:
         """Every parameter tensor of the layer."""
-        for op in self.ops:
-            yield from op.weights
+        return tuple(weight for op in self.ops for weight in op.weights)
 
     def parameters(self) -> Expr:
         """Number of parameters on one rank."""

@@ -27,11 +27,15 @@ def refuse_architecture(ctx: Context) -> None:
     model = ctx.model
     if model.encoder_layers:
         _refuse_encoder_decoder(ctx)
-    if model.linear is not None:
-        raise SpecError(
-            f"framework {ctx.framework} does not model linear attention ({model.name})",
-            "use --framework transformers",
-        )
+    for given, what in (
+        (model.linear, "linear attention"),
+        (model.indexer, "attention that picks keys by a learned indexer"),
+    ):
+        if given is not None:
+            raise SpecError(
+                f"framework {ctx.framework} does not model {what} ({model.name})",
+                "use --framework transformers",
+            )
     if ctx.framework.idealised:
         return
     for wrong, what in _not_in_megatron(model):

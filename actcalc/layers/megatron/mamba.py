@@ -17,6 +17,7 @@ from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import Collective, Comm, DType, GraphBuilder, Weight
 from actcalc.layers.core.norm import norm
 from actcalc.layers.core.ops import dropout, residual_add
+from actcalc.layers.core.scan import scan_cost
 from actcalc.layers.megatron.linear import linear
 from actcalc.specs import Mamba
 
@@ -34,6 +35,12 @@ def refuse_unsupported(ctx: Context) -> None:
     # Asked for, so that a framework without state-space layers refuses the model.
     ctx.kernel("mamba")
     spec, layout = _mamba(ctx), ctx.layout
+    if spec.version == 1 or spec.bias or not (spec.conv_bias and spec.norm):
+        raise SpecError(
+            f"Megatron-Core has no state-space mixer like {ctx.model.name}'s (Mamba-1, biases "
+            "of projections, no bias of the convolution, or no norm)",
+            "use --framework transformers",
+        )
     heads = spec.heads_of(ctx.model.hidden)
     for name, count in (("heads", heads), ("groups", spec.groups)):
         if count % (layout.tp * layout.cp):
@@ -100,35 +107,22 @@ def _exchanged(ctx: Context, width: Expr) -> list[Comm]:
 
 
 def _scan(g: GraphBuilder, ctx: Context, packed: str, inner: Expr) -> str:
-    """Append the fused convolution and chunked scan; return its gated output.
-
-    FLOPs are those of its matrix products: C·B of each group and chunk, and for each head the
-    product with x, the states of the chunks and what they add to the output.
-    """
+    """Append the fused convolution and chunked scan; return its gated output."""
     spec = _mamba(ctx)
     heads, state, groups = (symbol(letter) for letter in "HNG")
-    t, tokens, chunk = ctx.t, ctx.tokens, ONE * spec.chunk
-    convolved = inner + groups * state * 2 / t
-    per_head = heads / t
-    # Bytes per token of what the kernels make and drop; states are one per chunk.
-    states = inner * state / spec.chunk
-    item, fp32 = ctx.act.itemsize, DType.FP32.itemsize
-    small = per_head * fp32 * 2 + groups / t * chunk * fp32
-    forward = convolved * item + small + states * (fp32 + item)
-    # Convolution and states again, fp32 gradients of the states, then both in 16 bits.
-    backward = convolved * item + small + states * (2 * fp32 + 2 * item)
-    flops = tokens * (groups * state / t * chunk * 2 + inner * chunk * 2 + inner * state * 4)
+    convolved = inner + groups * state * 2 / ctx.t
+    cost = scan_cost(ctx, spec, inner)
     out = g.tensor("scanned", (ctx.b, ctx.s, inner), ctx.act)
     ungated = g.tensor("scanned_ungated", (ctx.b, ctx.s, inner), ctx.act)
     g.op(
         "scan", "scan", GROUP, [packed], [out, ungated], saves=[packed, ungated],
-        flops=flops,
+        flops=cost.flops,
         weights=[
             Weight("conv1d.weight", (convolved, ONE, ONE * spec.conv)),
             Weight("conv1d.bias", (convolved,)),
-            *(Weight(name, (per_head,)) for name in ("dt_bias", "A_log", "D")),
+            *(Weight(name, (heads / ctx.t,)) for name in ("dt_bias", "A_log", "D")),
         ],
-        forward_scratch=tokens * forward, backward_scratch=tokens * backward,
+        forward_scratch=cost.forward_scratch, backward_scratch=cost.backward_scratch,
         kernel="split conv1d scan",
         source="mamba_ssm ops/triton/ssd_combined.py mamba_split_conv1d_scan_combined",
     )  # fmt: skip

@@ -59,7 +59,7 @@ def _output_gate(g: GraphBuilder, ctx: Context, source: str, q: Heads) -> str:
         return ""
     if ctx.model.attention_gate == "own":
         return linear(
-            g, ctx, "gate", GROUP, source,
+            g, ctx, "attention_gate", GROUP, source,
             inside=ctx.h, outside=ctx.q_width, modules=MODULE, out="output_gate",
         )  # fmt: skip
     out = g.tensor("output_gate", (ctx.b, ctx.s, ctx.q_width), g.dtype(q.storage))

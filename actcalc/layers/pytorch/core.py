@@ -75,7 +75,7 @@ def _padded(ctx: Context) -> bool:
 
 def needs_mask(ctx: Context, x: Core) -> bool:
     """Whether scaled_dot_product_attention gets a mask (masking_utils.py, ``sdpa_mask``)."""
-    always = ctx.kernel("sdpa_mask") == "always"
+    always = ctx.kernel("sdpa_mask") == "always" or ctx.model.indexer is not None
     return always or _padded(ctx) or _short_window(ctx, x) or bool(x.bias)
 
 
@@ -377,7 +377,7 @@ def _bias(g: GraphBuilder, ctx: Context, x: Core, inputs: list[str], kept: list[
         inputs.append(g.shared(x.bias, shape, ctx.act))
         kept.append(x.bias)
         return []
-    inputs.append(boolean_mask(g, ctx, x))
+    inputs.append("picked_keys" if ctx.model.indexer else boolean_mask(g, ctx, x))
     heads = x.q.heads if x.bias else ONE
     return [g.tensor("attention_bias", (ctx.b, heads, ctx.s, x.keys + missing), ctx.act)]
 

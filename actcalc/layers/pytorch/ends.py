@@ -145,7 +145,7 @@ def head_graph(ctx: Context) -> Graph:
     """Final norm, output projection and loss."""
     model = ctx.model
     g = GraphBuilder("head")
-    stream = g.tensor("input", (ctx.b, ctx.s_region, ctx.h), ctx.residual)
+    stream = g.tensor("input", (ctx.b, ctx.s_region, ctx.h), ctx.stream)
     if model.final_norm:
         stream = norm(g, ctx, "final_norm", stream, group="head", modules=())
     if ctx.embedding_dropout and ctx.kernel("final_dropout") == "embedding":

@@ -21,17 +21,11 @@ from actcalc.specs import LayerKind
 def layer_graph(ctx: Context, kind: LayerKind) -> Graph:
     """The graph of one layer of ``kind``."""
     g = GraphBuilder(kind.label)
-    g.tensor("input", (ctx.b, ctx.s_region, ctx.h), ctx.residual)
+    g.tensor("input", (ctx.b, ctx.s_region, ctx.h), ctx.stream)
     return g.build("input", _body(g, ctx, kind, "input"))
 
 
 def _body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
-    if ctx.model.pattern:
-        raise SpecError(
-            f"framework {ctx.framework} does not model hybrids of state-space layers "
-            f"({ctx.model.name})",
-            "use --framework megatron",
-        )
     if ctx.workload.decoder_seq:
         raise SpecError(
             f"framework {ctx.framework} models a decoder as long as its encoder, "
@@ -42,6 +36,8 @@ def _body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
         return _relative(g, ctx, kind, stream)
     if ctx.model.parallel != "none":
         return _parallel(g, ctx, kind, stream)
+    if kind.mixer == "none" or kind.mlp == "none":
+        return _half(g, ctx, kind, stream)
     placement = ctx.model.norm_placement
     if kind.mixer == "linear" and ctx.kernel("linear_norms") == "pre":
         placement = "pre"
@@ -59,6 +55,18 @@ def _body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
     branch = _feed(g, ctx, kind, second)
     branch = norm(g, ctx, "norm2_post", branch) if after else branch
     return _add(g, ctx, "ffn", branch, middle, "output")
+
+
+def _half(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
+    """A layer of one part: a mixer or a feed-forward with its norm (NemotronHBlock, MambaBlock)."""
+    source = stream
+    if g.dtype(stream) is not ctx.residual:
+        source = g.tensor("input_cast", g.shape(stream), ctx.residual)
+        g.op("input_cast", "copy", "norm", [stream], [source])
+    normed = norm(g, ctx, "norm1", source)
+    feed = kind.mixer == "none"
+    branch = _feed(g, ctx, kind, normed) if feed else _attend(g, ctx, kind, normed)
+    return _add(g, ctx, "ffn" if feed else "attention", branch, stream, "output")
 
 
 def _relative(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
@@ -94,6 +102,10 @@ def _parallel(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> st
 
 
 def _attend(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
+    if kind.mixer == "mamba":
+        from actcalc.layers.pytorch.mamba import mamba_mixer
+
+        return mamba_mixer(g, ctx, source)
     if kind.mixer == "linear":
         from actcalc.layers.pytorch.linear_attention import linear_attention
 

@@ -68,14 +68,29 @@ def without_padding(g: GraphBuilder, ctx: Context, source: str) -> str:
     return out
 
 
-def short_convolution(g: GraphBuilder, ctx: Context, source: str, taps: int) -> str:
-    """Append the causal convolution over a few tokens of each channel, and its SiLU."""
-    width = g.shape(source)[-1]
-    out = g.tensor("convolved", g.shape(source), g.dtype(source))
+def short_convolution(
+    g: GraphBuilder,
+    ctx: Context,
+    source: str,
+    taps: int,
+    *,
+    width: Expr | None = None,
+    bias: bool = False,
+    group: str = GROUP,
+) -> str:
+    """Append the causal convolution over a few tokens of each channel, and its SiLU.
+
+    It keeps its input, in place: the whole storage where ``width`` of its channels are read.
+    """
+    wide = g.shape(source)[-1] if width is None else width
+    weights = [Weight("conv1d.weight", (wide, ONE, ONE * taps))]
+    if bias:
+        weights.append(Weight("conv1d.bias", (wide,)))
+    out = g.tensor("convolved", (*g.shape(source)[:-1], wide), g.dtype(source))
     g.op(
-        "conv", "scan", GROUP, [source], [out], saves=[source], modules=MODULE,
-        weights=[Weight("conv1d.weight", (width, ONE, ONE * taps))],
-        kernel="causal_conv1d", source=_CONV,
+        "conv", "scan", group, [source], [out], saves=[source],
+        modules=MODULE if group == GROUP else (), weights=weights, kernel="causal_conv1d",
+        source=_CONV,
     )  # fmt: skip
     return out
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from actcalc.errors import SpecError
-from actcalc.layers.core.algebra import Expr, symbol
+from actcalc.layers.core.algebra import ONE, Expr, symbol
 from actcalc.layers.core.context import Context
-from actcalc.layers.core.graph import GraphBuilder
+from actcalc.layers.core.graph import DType, GraphBuilder, Weight
 from actcalc.layers.core.norm import norm
 from actcalc.layers.core.ops import promoted
 from actcalc.layers.pytorch.core import Core, attend
 from actcalc.layers.pytorch.heads import GROUP, MODULE, Heads
 from actcalc.layers.pytorch.linear import linear
 from actcalc.layers.pytorch.rotary import rotation, tables
-from actcalc.specs import LayerKind
+from actcalc.specs import Indexer, LayerKind
 
 
 def mla_attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
@@ -55,6 +55,8 @@ def mla_attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -
     )
     q, k = _positioned(g, ctx, kind, Heads(q_proj, heads, model.heads, width), joint, kv_proj)
     v = Heads(kv_proj, heads, model.heads, value, sliced=True)
+    if model.indexer:
+        _index(g, ctx, model.indexer, queries, source)
     core = Core(
         q, k, v, kind,
         causal=model.causal, keys=ctx.s, query_width=mla.qk_dim, value_width=mla.v_dim,
@@ -63,6 +65,30 @@ def mla_attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -
     return linear(
         g, ctx, "out", GROUP, context, inside=heads * value, outside=ctx.h, bias=model.out_bias,
         modules=MODULE,
+    )  # fmt: skip
+
+
+def _index(g: GraphBuilder, ctx: Context, spec: Indexer, queries: str, source: str) -> None:
+    """Append the indexer (DeepseekV32Indexer), which runs without gradients and keeps nothing.
+
+    Its scores of every head, query and key are in fp32, before and after ReLU.
+    """
+    width, heads = ONE * spec.head_dim, ONE * spec.heads
+    pairs = ctx.tokens * ctx.s
+    picked = g.tensor("picked_keys", (ctx.b, ctx.s, ctx.s), DType.BOOL)
+    projections = symbol("q") * heads * width + ctx.h * width + ctx.h * heads
+    g.op(
+        "indexer", "core", GROUP, [queries, source], [picked],
+        flops=ctx.tokens * projections * 2 + pairs * heads * (width + 1) * 2, backward_flops=0,
+        weights=[
+            Weight("indexer.q.weight", (heads * width, symbol("q"))),
+            Weight("indexer.k.weight", (width, ctx.h)),
+            Weight("indexer.k_norm.weight", (width,)),
+            Weight("indexer.k_norm.bias", (width,)),
+            Weight("indexer.heads.weight", (heads, ctx.h)),
+        ],
+        forward_scratch=pairs * heads * 8, modules=MODULE, rerunnable=False,
+        source="transformers models/deepseek_v32/modeling_deepseek_v32.py DeepseekV32Indexer",
     )  # fmt: skip
 
 

@@ -24,11 +24,28 @@ def _spec(ctx: Context) -> Moe:
     return moe
 
 
+def _width(ctx: Context) -> Expr:
+    """What an expert reads and writes: the hidden width, or the latent one (Nemotron 3)."""
+    latent = _spec(ctx).latent
+    return ONE * latent if latent else ctx.h
+
+
 def moe(g: GraphBuilder, ctx: Context, source: str) -> str:
     """Append the mixture of experts of ``source``; return the branch."""
     spec = _spec(ctx)
     routed = ROUTERS[ctx.kernel(f"router_{spec.router}")](g, ctx, source)
-    out = EXPERT_KERNELS[ctx.kernel("experts")](g, ctx, source, routed)
+    narrow = source
+    if spec.latent:
+        narrow = linear(
+            g, ctx, "latent_down", GROUP, source, inside=ctx.h, outside=_width(ctx),
+            bias=ctx.model.mlp_bias, modules=EXPERTS,
+        )  # fmt: skip
+    out = EXPERT_KERNELS[ctx.kernel("experts")](g, ctx, narrow, routed)
+    if spec.latent:
+        out = linear(
+            g, ctx, "latent_up", GROUP, out, inside=_width(ctx), outside=ctx.h,
+            bias=ctx.model.mlp_bias, modules=EXPERTS,
+        )  # fmt: skip
     if not spec.shared_ffn:
         return out
     shared = feed_forward(
@@ -64,12 +81,10 @@ def _logits(g: GraphBuilder, ctx: Context, source: str, *, fp32: bool) -> str:
         operand = g.tensor("router_input", (ctx.b, ctx.s, ctx.h), DType.FP32)
         g.op("router_cast", "copy", GROUP, [source], [operand], modules=ROUTER)
     logits = g.tensor("router_out", (ctx.b, ctx.s, symbol("E")), DType.FP32)
-    weights = [Weight("router.weight", (symbol("E"), ctx.h))]
-    if ctx.kernel("correction_bias") == "parameter":
-        weights.append(Weight("router.correction_bias", (symbol("E"),)))
     g.op(
         "router", "linear", GROUP, [operand], [logits], saves=[operand],
-        flops=ctx.tokens * ctx.h * symbol("E") * 2, weights=weights, modules=ROUTER,
+        flops=ctx.tokens * ctx.h * symbol("E") * 2, modules=ROUTER,
+        weights=[Weight("router.weight", (symbol("E"), ctx.h))],
     )  # fmt: skip
     return logits
 
@@ -105,9 +120,11 @@ def _choose(
         kept.append(g.tensor("router_sum", (ctx.tokens, ONE), dtype))
         kept.append(g.tensor("router_chosen", _chosen(ctx), dtype))
     weights = g.tensor("routing_weights", _chosen(ctx), cast or dtype)
+    learned = _spec(ctx).correction_bias and ctx.kernel("correction_bias") == "parameter"
+    bias = [Weight("router.correction_bias", (symbol("E"),))] if learned else []
     g.op(
         "topk", "router", GROUP, inputs, [weights, *kept], saves=kept, modules=ROUTER,
-        rerunnable=False,
+        weights=bias, rerunnable=False,
     )  # fmt: skip
     return weights
 
@@ -210,11 +227,11 @@ ROUTERS: dict[str, Router] = {
 def _expert_weights(ctx: Context) -> tuple[list[Weight], list[Weight]]:
     spec, width, experts = _spec(ctx), symbol("w"), symbol("E")
     both = width * 2 if ctx.model.gated else width
-    first = [Weight("experts.up", (experts, both, ctx.h), expert=True)]
-    second = [Weight("experts.down", (experts, ctx.h, width), expert=True)]
+    first = [Weight("experts.up", (experts, both, _width(ctx)), expert=True)]
+    second = [Weight("experts.down", (experts, _width(ctx), width), expert=True)]
     if spec.bias:
         first.append(Weight("experts.up_bias", (experts, both), expert=True))
-        second.append(Weight("experts.down_bias", (experts, ctx.h), expert=True))
+        second.append(Weight("experts.down_bias", (experts, _width(ctx)), expert=True))
     return first, second
 
 
@@ -248,14 +265,14 @@ def _grouped(g: GraphBuilder, ctx: Context, source: str, weights: str) -> str:
     inverse's indices, the gathered input, both products' operands, the routing weights and what
     they multiply are kept. Outside bf16 the same tensors are kept by a loop over experts.
     """
-    spec, wide = _spec(ctx), symbol("w")
+    spec, wide, hidden = _spec(ctx), symbol("w"), _width(ctx)
     rows = ctx.tokens * symbol("K")
     dtype = g.dtype(source)
     indices = [
         g.tensor(f"expert_{what}", (rows,), DType.INT64)
         for what in ("gather", "weight_gather", *(("ids",) if spec.bias else ()))
     ]
-    gathered = g.tensor("expert_input", (rows, ctx.h), dtype)
+    gathered = g.tensor("expert_input", (rows, hidden), dtype)
     sorted_weights = g.tensor("expert_weights", (rows, ONE), g.dtype(weights))
     offsets = g.tensor("expert_offsets", (symbol("E"),), DType.INT32)
     g.op(
@@ -267,16 +284,16 @@ def _grouped(g: GraphBuilder, ctx: Context, source: str, weights: str) -> str:
     up = g.tensor("expert_up", (rows, both), dtype)
     g.op(
         "expert_fc1", "linear", GROUP, [gathered, offsets], [up], saves=[gathered, offsets],
-        flops=rows * ctx.h * both * 2, weights=first, modules=EXPERTS,
+        flops=rows * hidden * both * 2, weights=first, modules=EXPERTS,
     )  # fmt: skip
     active = _activated(g, ctx, up, (rows, wide))
-    down = g.tensor("expert_down", (rows, ctx.h), dtype)
+    down = g.tensor("expert_down", (rows, hidden), dtype)
     g.op(
         "expert_fc2", "linear", GROUP, [active, offsets], [down], saves=[active, offsets],
-        flops=rows * ctx.h * wide * 2, weights=second, modules=EXPERTS,
+        flops=rows * hidden * wide * 2, weights=second, modules=EXPERTS,
     )  # fmt: skip
     inverse = g.tensor("expert_scatter", (rows,), DType.INT64)
-    out = g.tensor("experts_out", (ctx.b, ctx.s, ctx.h), dtype)
+    out = g.tensor("experts_out", (ctx.b, ctx.s, hidden), dtype)
     g.op(
         "expert_combine", "multiply", GROUP, [down, sorted_weights], [out, inverse],
         saves=[sorted_weights, down, inverse], modules=EXPERTS,

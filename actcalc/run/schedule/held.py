@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -159,6 +159,78 @@ def sequence(
         for row in rows
     )
     return Worked(found, shorter.microbatches)
+
+
+def steady_length(
+    schedule: str, pp: int, microbatches: int, vpp: int = 1, *, group: int | None = None
+) -> int:
+    """Microbatches of the shortest step that holds at any time what one of ``microbatches`` does.
+
+    Raises ``SpecError`` as :func:`actions` does.
+    """
+    return _memory_shape(shape_of(schedule, pp, microbatches, vpp, group)).microbatches
+
+
+@lru_cache(maxsize=4096)
+def fullest(
+    schedule: str,
+    pp: int,
+    microbatches: int,
+    vpp: int = 1,
+    *,
+    stage: int,
+    alike: tuple[int, ...],
+    group: int | None = None,
+) -> tuple[Moment, ...]:
+    """The moments of :func:`moments` that can be the highest, where some chunks are of one size.
+
+    ``alike`` names for each chunk of the stage its kind (0, 1, ...); chunks of one kind store the
+    same. A moment's ``chunk`` is then the kind at work and ``held.activations`` counts all that is
+    held of each kind, stashes too. Of equal work, what holds less of every kind is left out.
+    """
+    shape = shape_of(schedule, pp, microbatches, vpp, group)
+    order = order_of(_memory_shape(shape), stage)
+    kinds = np.array(alike)[order.chunk]
+    ended = np.isin(order.kind, (B, W))
+    step = (kinds[:, None] == np.arange(max(alike) + 1)) * (
+        (order.kind == F).astype(np.int64) - ended
+    )[:, None]
+    held = np.cumsum(step, axis=0) - np.minimum(step, 0)
+    # a forward's own micro-batch is there while it runs; so is what a backward is about to end
+    every = np.concatenate([order.kind[:, None], kinds[:, None], held], axis=1)
+    found: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+    for kind, own, *counts in _distinct(every).tolist():
+        found.setdefault((kind, own), []).append(tuple(counts))
+    return tuple(
+        Moment(KINDS[kind], own, Held(counts, ()))
+        for (kind, own), every_count in found.items()
+        for counts in _undominated(every_count)
+    )
+
+
+def _undominated(rows: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
+    """The rows that no other is at least as large as in every column."""
+    kept: list[tuple[int, ...]] = []
+    if len(rows[0]) <= 2:
+        most = -1
+        for row in sorted(rows, reverse=True):
+            if row[-1] > most:
+                most = row[-1]
+                yield row
+        return
+    for row in sorted(rows, key=sum, reverse=True):
+        if not any(all(a >= b for a, b in zip(other, row, strict=True)) for other in kept):
+            kept.append(row)
+            yield row
+
+
+def _distinct(rows: Ints) -> Ints:
+    """Each different row once; rows of small counts are told apart as one number each."""
+    radix = int(rows.max()) + 1
+    if radix ** rows.shape[1] >= 2**62:
+        return np.unique(rows, axis=0)
+    number = rows @ (radix ** np.arange(rows.shape[1]))
+    return rows[np.unique(number, return_index=True)[1]]
 
 
 def _memory_shape(shape: Shape) -> Shape:

@@ -1,0 +1,82 @@
+"""What a search has found as a table: the layouts that really differ, or all rows for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from actcalc.answers.search import COLUMNS, FoundLayout, Search
+from actcalc.render.room import room
+from actcalc.render.sheet import Column, Sheet, rows_of, share_column, sizes_column
+from actcalc.render.units import digits
+
+_USUAL = {"sp": False, "vpp": 1, "cp": 1, "ep": 1, "etp": None, "zero": 0}
+_LISTED = {
+    "different": "best of each tp, cp, ep, pp; all that fit: -o all.csv",
+    "pareto": "none of the others needs less memory and less time",
+    "all": "all that fit",
+}
+
+
+def search_sheets(
+    result: Search, units: str, records: Iterable[tuple[Any, ...]] | None = None
+) -> list[Sheet]:
+    """The layouts listed; ``records`` are all rows for machines."""
+    columns = _columns(result, units)
+    work, usable = result.workload, room(result.device, result.headroom_ratio, units)
+    return [
+        Sheet(
+            title=f"{result.title}: layouts on {result.gpus} x {result.device['name']}, fastest "
+            "first",
+            columns=columns,
+            rows=rows_of(columns, result.results),
+            above=(
+                f"s {work['seq']}  {work['precision']}  {work['attention']} attention  "
+                f"{result.framework} kernels  {work['global_batch']} sequences per step",
+                f"{result.considered:,} layouts, of which {result.feasible:,} fit {usable}; "
+                f"{_LISTED[result.listed]}",
+            ),
+            below=_below(result),
+            notes=result.notes,
+            keys=COLUMNS if records is not None else None,
+            records=None if records is None else tuple(records),
+        )
+    ]
+
+
+_ONE = dict.fromkeys(("tp", "pp", "vpp", "cp", "ep", "etp", "dp"), 1) | {"sp": False}
+
+
+def _below(result: Search) -> tuple[str, ...]:
+    if not result.results:
+        return ("No layout fits: more GPUs, a smaller sequence, or what `actcalc advise` says.",)
+    return ()
+
+
+def _columns(result: Search, units: str) -> tuple[Column, ...]:
+    found = result.results
+
+    def degree(name: str) -> Column:
+        def get(one: FoundLayout) -> Any:
+            return one.layout[name]
+
+        usual = name in _USUAL and all(get(one) in (_USUAL[name], None) for one in found)
+        show = (lambda value: "yes" if value else "") if name == "sp" else str
+        return Column(name, name, show, shown=not usual, get=get)
+
+    return (
+        *(degree(name) for name in ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero")),
+        Column(
+            "schedule",
+            "schedule",
+            align="left",
+            get=lambda one: one.layout["schedule"],
+            shown=any(one.layout["schedule"] not in (None, "1f1b", "interleaved") for one in found),
+        ),
+        Column("micro_batch", "micro-\nbatch"),
+        Column("policy", "policy", align="left"),
+        sizes_column("peak_bytes", "fullest GPU", found, units),
+        Column("step_seconds", "step\ns", digits),
+        Column("tokens_per_second_per_gpu", "tokens/s\nper GPU", digits),
+        share_column("mfu_ratio", "MFU\n "),
+    )

@@ -1,0 +1,79 @@
+"""The recompute policies of a search: which are measured, and how a row names its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from actcalc.run.staged import StagedRun
+
+NO_POLICY = 0
+"""Number of the policy that re-runs nothing, in every table."""
+_EVERY = (2, 3, 4, 6, 8)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Policies by number: those that treat every layer of a chunk alike come first."""
+
+    measured: tuple[str, ...]
+    """Whose layers are measured one by one; the first re-runs nothing."""
+    others: tuple[str, ...]
+    """Whose rows are evaluated each as a run of its own."""
+    wanted: tuple[str, ...]
+    """Names that are tried."""
+    blocks: tuple[int, ...]
+    """Numbers of first layers that alone re-run whole, where asked for by number."""
+    every_block: bool
+    """Every such number is tried."""
+
+    @classmethod
+    def of(cls, staged: StagedRun, names: Iterable[str]) -> Choices:
+        """The choices that some names make; ``block`` and ``every`` are without a number."""
+        wanted, others, blocks, every_block = [], [], [], False
+        for name in names:
+            if name == "block":
+                every_block = True
+                continue
+            if name == "every":
+                others += [f"every:{count}" for count in _EVERY if count <= staged.longest]
+                continue
+            policy = staged.policy(name)
+            if policy.block is not None:
+                blocks.append(policy.block)
+            elif policy.segmented or policy.every > 1:
+                others.append(name)
+            else:
+                wanted.append(name)
+        full = ["full"] * bool(blocks or every_block)
+        return cls(
+            measured=tuple(dict.fromkeys(["none", *wanted, *full])),
+            others=tuple(others),
+            wanted=(*wanted, *others),
+            blocks=tuple(blocks),
+            every_block=every_block,
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every policy by its number."""
+        return (*self.measured, *self.others)
+
+    def for_chunks(self, deepest: int) -> list[tuple[int, int]]:
+        """Number and block of each policy that is tried of chunks of so many layers, at most."""
+        found = [
+            (self.names.index(name), 0)
+            for name in self.wanted
+            if int(name.partition(":")[2] or 1) <= deepest
+        ]
+        counts: Iterator[int] | tuple[int, ...] = self.blocks
+        if self.every_block:
+            counts = iter(range(1, deepest))
+        full = self.measured.index("full") if "full" in self.measured else NO_POLICY
+        return [*found, *((full, count) for count in counts if count <= deepest)]
+
+    def name(self, rows: Any, row: int) -> str:
+        """The policy's name of one row."""
+        block = int(rows.block[row])
+        return f"block:{block}" if block else self.names[int(rows.policy[row])]
