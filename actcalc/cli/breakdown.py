@@ -52,7 +52,7 @@ _OF_A_STEP = ("dp", "zero", "global_batch")
 @with_options(RunOptions, OutputOptions)
 def breakdown(models: ModelArguments, options: RunOptions, output: OutputOptions) -> int:
     """Every tensor a layer keeps: op, shape in named dimensions, formula, bytes."""
-    check_units(output.units)
+    check_units(output.units, of_run=True)
     chosen_format(output)
     results = answer(options.origin(models), options)
 
