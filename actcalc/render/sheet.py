@@ -81,6 +81,7 @@ class Sheet:
             ("above", tuple(map(visible, self.above))),
             ("below", tuple(map(visible, self.below))),
             ("notes", tuple(map(visible, self.notes))),
+            ("details", tuple(map(visible, self.details))),
             ("rows", tuple(replace(row, values=_visible(row.values)) for row in self.rows)),
             ("records", None if self.records is None else tuple(map(_visible, self.records))),
         ):
