@@ -249,6 +249,10 @@ def utilisation(
     )
 
 
+_PLAUSIBLE = {"--tokens": (1, 10**24), "--gpus": (1, 2**40), "--price-per-gpu-hour": (0, 1e9)}
+"""What figures of a run may be: tokens, devices, any currency."""
+
+
 def _predicted(prediction: StepTime | str) -> tuple[Basis, float]:
     """The roofline's step; ``SpecError`` with what keeps it from one."""
     if isinstance(prediction, StepTime):
@@ -271,6 +275,11 @@ def _check_given(
     }
     for name, value in given.items():
         _positive(name, value)
+        low, high = _PLAUSIBLE[name]
+        if value is not None and not low <= value <= high:
+            raise SpecError(
+                f"{name} {value:g} is beyond anything real", f"give {low:g} to {high:g}"
+            )
     if price_per_gpu_hour is not None and tokens is None:
         raise SpecError("--price-per-gpu-hour prices a training run", "add --tokens")
 

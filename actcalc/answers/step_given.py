@@ -7,6 +7,8 @@ from typing import Literal, NamedTuple
 
 from actcalc.errors import SpecError
 
+_PLAUSIBLE = (1e-9, 1e15)
+"""What seconds, rates and shares may be."""
 Basis = Literal["measured", "mfu", "hfu", "predicted"]
 """Where a step's time is from: measured, asked for as a share of the peak, or the roofline."""
 
@@ -32,6 +34,11 @@ class Given(NamedTuple):
         for flag, value in flags.items():
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise SpecError(f"{flag} {value:g} is not above 0", f"give {flag} a value above 0")
+            low, high = _PLAUSIBLE
+            if value is not None and not low <= value <= high:
+                raise SpecError(
+                    f"{flag} {value:g} is beyond anything real", f"give {low:g} to {high:g}"
+                )
         named = [flag for flag, value in flags.items() if value is not None]
         if len(named) > 1:
             raise SpecError(
