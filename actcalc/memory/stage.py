@@ -9,7 +9,7 @@ from dataclasses import replace
 from actcalc.layers.core.graph import Graph, Op
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.around import Around, Both, Sharding, Units, live, plain
-from actcalc.memory.buffers import Buffer, buffers
+from actcalc.memory.buffers import Buffer, buffers, sent_outputs
 from actcalc.memory.figures import BufferFigure, StageFigure
 from actcalc.memory.parts import Part, Timeline
 from actcalc.memory.peaks import chunk_moments, first_gradients
@@ -147,7 +147,7 @@ class StageMemory:
             self.graph, run.training, self.rules, run.device, parts, held,
             head=last, gathers=self.sharding is not None,
         )  # fmt: skip
-        return held, last_rank, tuple(found)
+        return held, last_rank, (*found, *sent_outputs(self.staged, stage))
 
     def table(self, stage: int) -> Table:
         """The moments of a stage."""
