@@ -9,7 +9,8 @@ from actcalc.errors import SpecError
 from actcalc.io import presets
 from actcalc.io.sources import Source, source
 from actcalc.specs.base import Spec
-from actcalc.specs.check import check, check_profile, check_training
+from actcalc.specs.check import check, check_objective, check_profile, check_training
+from actcalc.specs.device import Device
 from actcalc.specs.framework import Framework
 from actcalc.specs.layout import Layout
 from actcalc.specs.model import Model
@@ -132,16 +133,14 @@ def resolve(
     check_profile(profile, plan, work)
     tuned = build(Training, trained, "training", vetted=vetted) if trained else Training()
     check_training(spec, plan, tuned, replicas_known="dp" in grid)
-    name = device if device is not None else origin.device
-    if name is not None:
-        from actcalc.io.devices import load_device
+    check_objective(profile, work, tuned)
     asked = tuple(policies) or origin.policies
     return Run(
         model=spec,
         layout=plan,
         workload=work,
         framework=profile,
-        device=load_device(name) if name is not None else None,
+        device=_device(device if device is not None else origin.device),
         policies=asked,
         warnings=(
             *origin.warnings,
@@ -156,6 +155,15 @@ def resolve(
         training=tuned,
         title=origin.title,
     )
+
+
+def _device(name: str | None) -> Device | None:
+    """The device called ``name``; None where nobody names one."""
+    if name is None:
+        return None
+    from actcalc.io.devices import load_device
+
+    return load_device(name)
 
 
 def _check_needs(origin: Source, changes: Mapping[str, Mapping[str, Any]]) -> None:

@@ -290,7 +290,7 @@ def lora_figures(run: Run) -> set[float]:
     saved = staged.under(NONE).layer_bytes(staged.main.graph).saved
     group = StageMemory.of(tuned).parameters(0)
     plain = memory_run(run).stages[0].parameters
-    return documents(tuned, run) | {saved, plain, group.dense.trained + group.expert.trained}
+    return documents(tuned, run) | {saved, plain, group.trained}
 
 
 def policy_figures(run: Run) -> set[float]:
@@ -447,12 +447,8 @@ def sent_figures(run: Run) -> set[float]:
 def microbatch_figures(run: Run) -> set[float]:
     """Of each stage: its memory under full with more and more micro-batches kept whole."""
     piped, _ = _pipeline(StagedRun(run), "1f1b")
-    device = run.device or load_device("a100-80gb")
-    found: set[float] = {device.budget_bytes(run.headroom_ratio)}
-    reports = [
-        memory_run(replace(piped.run, policies=(name,), device=device)).stages
-        for name in ("full", "none")
-    ]
+    reports = [memory_run(replace(piped.run, policies=(name,))).stages for name in ("full", "none")]
+    found: set[float] = {sum(stages[0].total_bytes for stages in reports) // 2}
     for stage, (low, high) in enumerate(zip(*reports, strict=True)):
         kept = [
             piped.under(piped.policy(name)).stored_bytes(piped.places[stage][0])

@@ -18,8 +18,8 @@ from actcalc.answers.explain.term import (
     size_text,
 )
 from actcalc.errors import SpecError
-from actcalc.io.devices import load_device
 from actcalc.memory.buffers import sent_outputs
+from actcalc.memory.stage import StageMemory
 from actcalc.policy.rules import NONE
 from actcalc.run.placement import microbatches
 from actcalc.run.staged import StagedRun
@@ -327,12 +327,16 @@ def _by_microbatch(staged: StagedRun) -> Body:
 
     piped, lines = _pipeline(staged, "1f1b")
     run = piped.run
-    device = run.device or load_device("a100-80gb")
-    if run.device is None:
-        lines.append(f"No --device given: an {device.name}.")
     policy = piped.first_policy if run.policies else piped.full
-    budget = device.budget_bytes(run.headroom_ratio)
-    mixes = by_microbatch(piped.changed(device=device), policy, budget)
+    budget = run.budget_bytes
+    if budget is None:
+        ends = [StageMemory(piped, one).figure(0).total_bytes for one in (policy, NONE)]
+        budget = sum(ends) // 2
+        lines.append(
+            f"No --device given: memory half-way between what {policy.name} and none need on stage "
+            "0."
+        )
+    mixes = by_microbatch(piped, policy, budget)
     worst = max(mix.rerun_ratio for mix in mixes)
     shown = dict.fromkeys((mixes[0], mixes[len(mixes) // 2], mixes[-1]))
     lines += [
