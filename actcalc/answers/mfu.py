@@ -24,6 +24,7 @@ from actcalc.memory.stage import total_bytes
 from actcalc.policy.rules import Policy
 from actcalc.run.staged import StagedRun
 from actcalc.specs.device import Device
+from actcalc.specs.numbers import percent
 from actcalc.specs.run import Run
 
 Basis = Literal["measured", "mfu", "predicted"]
@@ -428,7 +429,7 @@ def _notes(
     if convention != "ops":
         notes.append(
             "HFU by the paper's equation, which adds s/6h; the ops that re-run alone make it "
-            f"{by_ops:.1%} (see: actcalc explain selective)."
+            f"{percent(by_ops)} (see: actcalc explain selective)."
         )
     if isinstance(prediction, str):
         notes.append(f"No predicted time: {prediction}.")
@@ -465,7 +466,7 @@ def host_notes(run: Run, step: StepTime) -> list[str]:
             remedies.insert(0, f"--cuda-graphs {more}")
         notes.append(
             f"The host launches kernels more slowly than the GPU runs them: it waits "
-            f"{step.host / step.total:.0%} of the step. Remedies: {', '.join(remedies)}."
+            f"{percent(step.host / step.total)} of the step. Remedies: {', '.join(remedies)}."
         )
     if captured != "none":
         notes.append(

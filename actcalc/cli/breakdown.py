@@ -34,7 +34,7 @@ def answer(origin: Source, options: RunOptions) -> list[Breakdown]:
 @with_options(RunOptions, OutputOptions)
 def breakdown(models: ModelArguments, options: RunOptions, output: OutputOptions) -> int:
     """Every tensor a layer keeps: op, shape in named dimensions, formula, bytes."""
-    check_units(output.units)
+    check_units(output.units, of_run=True)
     chosen_format(output)
     results = answer(options.origin(models), options)
 

@@ -395,7 +395,7 @@ def _plan_problem(
     output: OutputOptions,
 ) -> int:
     from actcalc.answers.plan_problem import plan_problem
-    from actcalc.render.plan import problem_sheets
+    from actcalc.render.plan_problem import problem_sheets
     from actcalc.solve import parse_problem
 
     idle = [*given]

@@ -278,8 +278,7 @@ def _trained(staged: StagedRun, held: Iterable[Sequence[Graph]]) -> tuple[int, i
     best = (0, 0)
     for graphs in held:
         total = rank_parameters(staged.graph, graphs, staged.run.training)
-        expert = total.expert.trained + total.expert_adapters.trained
-        best = max(best, (total.trained - expert, expert), key=sum)
+        best = max(best, total.reduced, key=sum)
     return best
 
 

@@ -100,10 +100,12 @@ def section(sheet: Sheet, *, heading: bool = True, level: int = 2) -> str:
     """One sheet: its title, the lines above, the table, the lines below, the notes."""
     title = f"<h{level}>{text(sheet.title)}</h{level}>\n"
     parts = [title] if heading and sheet.title else []
+    parts += [f'<p class="answer">{text(sheet.answer)}</p>\n'] if sheet.answer else []
+    parts += [f"<p>{text(line)}</p>\n" for line in sheet.advice]
     parts += [f'<p class="soft">{text(line)}</p>\n' for line in sheet.above]
     if sheet.shown_columns:
         parts.append(table(sheet))
-    parts += [f"<p>{text(line)}</p>\n" for line in sheet.below]
+    parts += [f"<p>{text(line)}</p>\n" for line in (*sheet.below, *sheet.details)]
     parts += [f'<p class="note">{text(note)}</p>\n' for note in sheet.notes]
     return "<section>\n" + "".join(parts) + "</section>\n"
 

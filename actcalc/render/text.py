@@ -52,12 +52,7 @@ def tables(sheets: list[Sheet]) -> list[Table]:
             found[0] = Table(found[0].keys + keys[1:], wider)
         else:
             found.append(Table(keys, rows))
-    lines = [
-        (line,)
-        for sheet in sheets
-        for line in (sheet.title, *sheet.above, *sheet.below, *sheet.notes)
-        if line
-    ]
+    lines = [(line,) for sheet in sheets for line in sheet.lines]
     return found or [Table(("line",), lines)]
 
 
@@ -78,7 +73,11 @@ def markdown(sheets: list[Sheet]) -> str:
     for sheet in sheets:
         if not sheet.visible:
             continue
-        lines = [f"**{sheet.title}**", ""] if sheet.title else []
+        lines = [f"**{_escape(sheet.answer)}**", ""] if sheet.answer else []
+        for line in sheet.advice:
+            lines += [_escape(line), ""]
+        title = _escape(sheet.title)
+        lines += [title if sheet.answer else f"**{title}**", ""] if title else []
         for line in sheet.above:
             lines += [_escape(line), ""]
         columns = sheet.shown_columns
@@ -92,7 +91,7 @@ def markdown(sheets: list[Sheet]) -> str:
                     _row([f"**{c}**" if c and row.style == "strong" else c for c in cells])
                 )
             lines.append("")
-        for line in sheet.below:
+        for line in (*sheet.below, *sheet.details):
             lines += [_escape(line), ""]
         for note in sheet.notes:
             lines += [f"> {_escape(note)}", ""]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Literal, NamedTuple
 
@@ -488,10 +489,14 @@ class Model(Spec):
             mixer=mixers.get(letter, "none"),
         )
 
+    @cached_property
+    def _runs(self) -> tuple[tuple[LayerKind, int], ...]:
+        groups = groupby(self.kind(i) for i in range(self.depth))
+        return tuple((kind, sum(1 for _ in group)) for kind, group in groups)
+
     def runs(self) -> Iterator[tuple[LayerKind, int]]:
         """Consecutive equal layers in order, as (kind, how many)."""
-        for kind, group in groupby(self.kind(i) for i in range(self.depth)):
-            yield kind, sum(1 for _ in group)
+        yield from self._runs
 
     def without_patterns(self, layers: int) -> dict[str, object]:
         """Updates that set another number of layers and cut or repeat per-layer lists to fit."""
