@@ -72,6 +72,9 @@ class OutputOptions:
         ),
     ] = "GB"
 
+    def __post_init__(self) -> None:
+        check_units(self.units)
+
 
 def chosen_format(output: OutputOptions) -> str:
     """The format asked for: --json or --format, else the file's ending, else a table."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, visible
 from actcalc.io import presets
 from actcalc.io.sources import Source, source
 from actcalc.specs.base import Spec
@@ -134,7 +134,7 @@ def resolve(
     tuned = build(Training, trained, "training", vetted=vetted) if trained else Training()
     check_training(spec, plan, tuned, replicas_known="dp" in grid)
     check_objective(profile, work, tuned)
-    asked = tuple(policies) or origin.policies
+    asked = _listed(tuple(policies) or origin.policies)
     return Run(
         model=spec,
         layout=plan,
@@ -153,8 +153,22 @@ def resolve(
             *_foreign_policy(profile, asked),
         ),
         training=tuned,
-        title=origin.title,
+        title=visible(origin.title),
     )
+
+
+MAX_POLICIES = 64
+"""Policies of one run, side by side."""
+
+
+def _listed(policies: Sequence[str]) -> tuple[str, ...]:
+    """Each policy once; ``SpecError`` for more than are compared at a time."""
+    names = tuple(dict.fromkeys(name.strip() for name in policies))
+    if len(names) > MAX_POLICIES:
+        raise SpecError(
+            f"{len(names)} policies are asked for", f"name at most {MAX_POLICIES} at a time"
+        )
+    return names
 
 
 def _device(name: str | None) -> Device | None:

@@ -159,8 +159,9 @@ def parse_policy(text: str, *, full_boundary: Boundary = "own") -> Policy:
                     "combine only modules: " + ", ".join([*ALIASES, *MODULES]),
                 )
             raise SpecError(f"unknown policy {name!r}", "policies: " + ", ".join(NAMES))
-        if module not in modules:
-            modules.append(module)
+        if module in modules:
+            raise SpecError(f"policy {name!r} names {module} twice", "name each module once")
+        modules.append(module)
     return Policy(name, modules=tuple(modules))
 
 

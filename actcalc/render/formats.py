@@ -58,7 +58,26 @@ def _table(parts: Parts) -> str:
 def _json(parts: Parts) -> str:
     import json
 
-    return json.dumps(parts.document(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(parts.document(), indent=2, ensure_ascii=False, allow_nan=False)
+    return unseen(text) + "\n"
+
+
+def unseen(text: str) -> str:
+    """JSON whose strings have escapes for all that cannot be seen: the same document."""
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(
+        each if each == "\n" or each.isprintable() else json_escape(each) for each in text
+    )
+
+
+def json_escape(each: str) -> str:
+    """A character as JSON escapes it, in two halves where it needs them."""
+    code = ord(each)
+    if code < 0x10000:
+        return f"\\u{code:04x}"
+    code -= 0x10000
+    return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
 
 
 def _csv(parts: Parts) -> str:
