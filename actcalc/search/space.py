@@ -13,7 +13,7 @@ from actcalc.specs.layout import Layout
 from actcalc.specs.run import Run
 from actcalc.specs.schedules import SCHEDULES
 
-_FEWEST_TOKENS = 1024
+_FEWEST_TOKENS = 2048
 """Tokens of a sequence that a context-parallel rank keeps, where --cp is not given."""
 _LAYERS_OF_UNEVEN = 2
 """Layers of a slice from which on an uneven cut is tried, where --pp is not given: of fewer, the
@@ -237,23 +237,6 @@ def micro_batches(space: Space, per_replica: int) -> list[int]:
     return [
         size for size in tried if per_replica % size == 0 and size in (space.micro_batch or ANY)
     ]
-
-
-def policies(run: Run, space: Space, usual: Iterable[str]) -> tuple[str, ...]:
-    """Names of the recompute policies that are tried: as asked for, else the framework's own.
-
-    Layers that re-run in segments are left out: they keep less and hold more than ``full``.
-    ``block`` and ``every`` stand for each number of layers that a chunk has.
-    """
-    if space.policies:
-        return space.policies
-    own = [name for name in usual if name != "sqrt"]
-    own += ["op"] * run.framework.per_op_policy
-    return (*own, *_SOME_LAYERS[run.framework.recomputes])
-
-
-_SOME_LAYERS = {"layers": (), "ops": ("every",), "modules": ("block",)}
-"""Policies that re-run some layers whole, by what a framework's options can say."""
 
 
 def zero_stages(run: Run, space: Space) -> list[int]:

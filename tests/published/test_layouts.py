@@ -20,6 +20,7 @@ from tests.conftest import DATA
 
 CASES = yaml.safe_load((DATA / "published_layouts.yaml").read_text())
 BEST = 0.05
+FEWEST = 3  # of a few rows, the best three
 GPT = {
     "family": "gpt", "tied": True, "max_positions": 2048, "hidden_dropout": 0.1,
     "attention_dropout": 0.1, "embedding_dropout": 0.1,
@@ -72,4 +73,4 @@ def test_published_layouts_fit_and_are_among_the_best(case):
     place = next(ranks(case, found), None)
     assert place is not None, "called infeasible"
     if "why" not in case:
-        assert place <= BEST * len(found.peak), f"{place} of {len(found.peak)}"
+        assert place < max(FEWEST, BEST * len(found.peak)), f"{place} of {len(found.peak)}"
