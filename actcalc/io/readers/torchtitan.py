@@ -209,6 +209,6 @@ def _training(s: Settings, notes: list[str]) -> dict[str, Any]:
         fields["training.step_in_backward"] = True
     if s.flag("training.enable_cpu_offload", "experimental.enable_cpu_offload"):
         fields["training.offload"] = "weights"
-    if s.flag("training.deterministic"):
+    if s.flag("training.deterministic", "debug.deterministic"):
         fields["training.deterministic"] = True
     return fields

@@ -32,11 +32,12 @@ def write(run: Run) -> str:
             "seq_len": work.seq,
             "mixed_precision_param": "float32" if work.precision == "fp32" else "bfloat16",
             "enable_cpu_offload": training.offload == "weights",
-            "deterministic": training.deterministic,
         },
         "parallelism": _parallelism(run),
         "activation_checkpoint": _checkpointing(run),
     }
+    if training.deterministic:
+        sections["debug"] = {"deterministic": True}
     if work.global_batch:
         sections["training"]["global_batch_size"] = work.global_batch
     return "\n".join(_section(name, values) for name, values in sections.items())
