@@ -83,7 +83,9 @@ def test_commands_in_sentences_parse():
         text
         for page in PAGES
         for text in re.findall(r"`actcalc ([^`|]+)`", page.read_text(encoding="utf-8"))
-        if not re.search(r"[A-Z]{3}|\.\.\.|\[|FILE|block\.json|args|launch\.sh|--help|--calibrate", text)
+        if not re.search(
+            r"[A-Z]{3}|\.\.\.|\[|FILE|block\.json|args|launch\.sh|--help|--calibrate", text
+        )
     }
     assert len(found) > 15
     for text in found:

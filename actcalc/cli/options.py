@@ -70,6 +70,9 @@ class RunOptions:
     global_batch: Annotated[
         int | None, option("--global-batch", help="Sequences per step, all replicas.", panel=WORK)
     ] = None
+    image_tokens: Annotated[
+        int | None, option("--image-tokens", help="Tokens per sequence from images.", panel=WORK)
+    ] = None
     layers: Annotated[
         int | None, option("--layers", help="Transformer layers (l).", panel=WORK)
     ] = None
@@ -282,6 +285,7 @@ class RunOptions:
             workload=only_given(
                 seq=self.seq,
                 micro_batch=self.micro_batch,
+                image_tokens=self.image_tokens,
                 global_batch=self.global_batch,
                 precision=self.precision,
                 attention=self.attention,

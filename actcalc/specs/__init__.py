@@ -4,6 +4,7 @@ from actcalc.specs.framework import Framework
 from actcalc.specs.kernels import KernelOptions
 from actcalc.specs.layout import Layout
 from actcalc.specs.model import Indexer, LayerKind, Linear, Mamba, Mla, Model, Moe
+from actcalc.specs.tower import Tower
 from actcalc.specs.workload import Workload
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "Mla",
     "Model",
     "Moe",
+    "Tower",
     "Workload",
 ]

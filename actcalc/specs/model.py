@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from actcalc.errors import SpecError
 from actcalc.specs.base import MAX_LAYERS, Cap, Count, Layers, MoreLayers, Rate, Size, Spec
+from actcalc.specs.tower import Tower
 
 Activation = Literal[
     "gelu",
@@ -335,6 +336,8 @@ class Model(Spec):
     """Classes of a classifier head."""
     patches: Count = 0
     """Input values of one patch of a vision transformer (channels · patch²); 0: text."""
+    tower: Tower | None = None
+    """Vision tower and projector, where images are part of the sequence."""
     encoder_layers: MoreLayers = 0
     """Layers of the encoder of an encoder-decoder (0: none); ``layers`` is then the decoder's."""
 
@@ -356,6 +359,8 @@ class Model(Spec):
             self._set(indexer=Indexer(**self.indexer))
         if isinstance(self.mamba, dict):
             self._set(mamba=Mamba(**self.mamba))
+        if isinstance(self.tower, dict):
+            self._set(tower=Tower(**self.tower))
         if isinstance(self.linear, dict):
             self._set(linear=Linear(**self.linear))
         for name in ("attention_pattern", "mlp_pattern", "no_rope_layers"):
