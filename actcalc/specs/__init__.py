@@ -3,7 +3,8 @@
 from actcalc.specs.framework import Framework
 from actcalc.specs.kernels import KernelOptions
 from actcalc.specs.layout import Layout
-from actcalc.specs.model import Indexer, LayerKind, Linear, Mamba, Mla, Model, Moe
+from actcalc.specs.model import LayerKind, Model
+from actcalc.specs.parts import Indexer, Linear, Mamba, Mla, Moe
 from actcalc.specs.tower import Tower
 from actcalc.specs.workload import Workload
 
