@@ -29,8 +29,8 @@ def objective(s: Settings, *, trl: bool) -> tuple[dict[str, Any], tuple[str, ...
     program = s.text(PROGRAM).rsplit("/", 1)[-1].removeprefix("trl ").removesuffix(".py")
     name = program.split()[0] if program else ""
     if name not in OBJECTIVES:
-        told = (each for each, names in _OWN if (trl or each == "grpo") and s.has(*names))
-        name = next(told, "sft")
+        own = (each for each, names in _OWN if (trl or each == "grpo") and s.has(*names))
+        name = next(own, "sft")
     if name == "sft":
         return {}, ()
     fields: dict[str, Any] = {"training.objective": name}
