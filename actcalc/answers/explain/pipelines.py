@@ -378,7 +378,7 @@ TERMS = (
             "gpipe",
             "pipeline parallel",
         ),
-        flags=("pp", "global_batch", "grad_accum", "layers_per_stage"),
+        flags=("pp", "global_batch", "grad_accum", "grad_accum", "layers_per_stage"),
         heeds=("global_batch", "layers_per_stage"),
     ),
     Term(
