@@ -70,6 +70,9 @@ class RunOptions:
     global_batch: Annotated[
         int | None, option("--global-batch", help="Sequences per step, all replicas.", panel=WORK)
     ] = None
+    image_tokens: Annotated[
+        int | None, option("--image-tokens", help="Tokens per sequence from images.", panel=WORK)
+    ] = None
     completion: Annotated[
         int | None,
         option("--completion", help="Tokens scored at the end of a sequence.", panel=WORK),
@@ -299,6 +302,7 @@ class RunOptions:
             | only_given(
                 seq=self.seq,
                 micro_batch=self.micro_batch,
+                image_tokens=self.image_tokens,
                 completion=self.completion,
                 global_batch=self.global_batch,
                 precision=self.precision,
