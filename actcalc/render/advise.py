@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from actcalc.answers.advise import AdviceReport, CombinationFigure, FirstAdvice, RemedyFigure
 from actcalc.plan.advice import ALIKE
 from actcalc.render.compare import run_lines
 from actcalc.render.room import less
-from actcalc.render.sheet import Column, Sheet, bytes_column, rows_of
+from actcalc.render.sheet import Column, Sheet, bytes_column, fits_column, rows_of
 from actcalc.render.units import count, digits, percent, size
 
 _TRAINED = {
@@ -21,14 +22,18 @@ _TRAINED = {
 
 def advise_sheets(result: AdviceReport, units: str) -> list[Sheet]:
     """The verdict and the combination first, then every remedy alone, then the run's own time."""
+    answer, *told = verdict(result, units)
     above = (
-        *verdict(result, units),
         *run_lines(result.model, result.layout, result.workload, result.framework),
         f"policy {result.policy}  peak on stage {result.peak_stage}, {result.peak_at}"
         if result.layout["pp"] > 1
         else f"policy {result.policy}  peak {result.peak_at}",
     )
-    sheets = [_remedies(result, units, above)]
+    sheets = [
+        replace(
+            _remedies(result, units, above), answer=answer, fits=result.fits, advice=tuple(told)
+        )
+    ]
     if result.spare:
         sheets.append(_spare(result, units))
     return sheets
@@ -77,7 +82,7 @@ def _said(one: CombinationFigure, units: str) -> str:
 
 def _alone(result: AdviceReport | FirstAdvice, units: str) -> str:
     """Remedies that are enough alone, or else those that free most of each kind."""
-    known = [one for one in result.remedies if one.freed_bytes and one.keeps != "data"]
+    known = [one for one in result.remedies if one.total_bytes and one.keeps != "data"]
     taken = result.combination.changes if result.combination else ()
     if result.combination and len(taken) == 1:
         enough = [one for one in known if one.enough and one.change not in taken]
@@ -133,10 +138,7 @@ def _remedies(result: AdviceReport, units: str, above: tuple[str, ...]) -> Sheet
             "slowdown_at_least", "at\nleast", lambda value: "at least" if value else "",
             shown=False,
         ),
-        Column(
-            "enough", "fits\n ", lambda value: "yes" if value else "no", align="left",
-            shown=not result.fits,
-        ),
+        fits_column("enough", shown=not result.fits),
         Column("keeps", "keeps", shown=False),
     )  # fmt: skip
     least = any(one.slowdown_at_least for one in result.remedies)
@@ -147,6 +149,7 @@ def _remedies(result: AdviceReport, units: str, above: tuple[str, ...]) -> Sheet
         above=above,
         below=(
             *_commands(result),
+            *_range(result, units),
             *_time(result),
             *(
                 ["Host memory: its transfers are timed, the host's own work is not."]
@@ -167,6 +170,15 @@ def _commands(result: AdviceReport) -> tuple[str, ...]:
     if best.launch_file is not None:
         lines.append(f"Written for {best.launch_file}: {'  '.join(best.launch_changes)}")
     return tuple(lines)
+
+
+def _range(result: AdviceReport, units: str) -> tuple[str, ...]:
+    """Between which sizes published peaks put such a one."""
+    found = result.memory_range
+    return (
+        f"A GPU has {size(found.predicted_bytes, units)} {found.metric}; by {found.judged_runs} "
+        f"published peaks {size(found.low_bytes, units)} to {size(found.high_bytes, units)}.",
+    )
 
 
 def _time(result: AdviceReport) -> tuple[str, ...]:
