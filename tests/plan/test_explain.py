@@ -200,36 +200,12 @@ def test_a_models_own_formula_finds_its_term(cli: Cli) -> None:
     assert cli("explain", formula).code == 2
 
 
-CONTRACT = [
-    "--seq",
-    "--micro-batch",
-    "--global-batch",
-    "--layers",
-    "--tp",
-    "--sp",
-    "--pp",
-    "--vpp",
-    "--cp",
-    "--ep",
-    "--etp",
-    "--dp",
-    "--zero",
-    "--precision",
-    "--optimizer",
-    "--attention",
-    "--dropout",
-    "--framework",
-    "--device",
-    "--policy",
-    "--units",
-    "--memory",
-    "--memory-model",
-    "--activations-only",
-    "--semantics",
-    "--method",
-    "--frontier",
-    "--emit",
-]
+CONTRACT = (
+    "--seq", "--micro-batch", "--global-batch", "--layers", "--tp", "--sp", "--pp", "--vpp", "--cp",
+    "--ep", "--etp", "--dp", "--zero", "--precision", "--optimizer", "--attention", "--dropout",
+    "--framework", "--device", "--policy", "--units", "--memory", "--memory-model",
+    "--activations-only", "--semantics", "--method", "--frontier", "--emit",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("flag", CONTRACT)
