@@ -97,9 +97,9 @@ def named(text: str) -> Source | None:
 
     if hub_ids.is_id(text) and path.suffix.lower() not in _ENDINGS:
         return hub_source(text)
-    if "/" in text or path.suffix:
-        raise SpecError(f"{text}: no such file", "check the path")
     hint = presets.suggestion(text, (*presets.names("models"), *presets.names("runs")))
+    if "/" in text or path.suffix.lower() in _ENDINGS:
+        raise SpecError(f"{text}: no such file", hint or "check the path")
     raise SpecError(
         f"unknown model {shorten(text)}: not a preset, and no such file",
         hint or "`actcalc presets list` lists the presets",
