@@ -242,6 +242,16 @@ def utilisation(
     )
 
 
+_PLAUSIBLE = {
+    "--step-time": (1e-9, 1e9),
+    "--mfu": (1e-9, 1e9),
+    "--tokens": (1, 10**24),
+    "--gpus": (1, 2**40),
+    "--price-per-gpu-hour": (0, 1e9),
+}
+"""What figures of a step may be: seconds, shares, tokens, devices, any currency."""
+
+
 def _check_given(
     run: Run,
     step_seconds: float | None,
@@ -261,6 +271,11 @@ def _check_given(
     }
     for name, value in given.items():
         _positive(name, value)
+        low, high = _PLAUSIBLE[name]
+        if value is not None and not low <= value <= high:
+            raise SpecError(
+                f"{name} {value:g} is beyond anything real", f"give {low:g} to {high:g}"
+            )
     if step_seconds is not None and mfu is not None:
         raise SpecError("--step-time and --mfu contradict", "give one: each follows from the other")
     if mfu is not None and mfu > 1:

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from actcalc import __version__
 from actcalc.cli.choices import SHELLS, examples, option
 from actcalc.cli.convert import plain, use_plain_conversion
-from actcalc.errors import SpecError, file_error, shorten
+from actcalc.errors import SpecError, file_error, shorten, suggestion
 from actcalc.io import presets
 
 COMMANDS = {

@@ -70,6 +70,10 @@ class RunOptions:
     global_batch: Annotated[
         int | None, option("--global-batch", help="Sequences per step, all replicas.", panel=WORK)
     ] = None
+    completion: Annotated[
+        int | None,
+        option("--completion", help="Tokens scored at the end of a sequence.", panel=WORK),
+    ] = None
     layers: Annotated[
         int | None, option("--layers", help="Transformer layers (l).", panel=WORK)
     ] = None
@@ -282,6 +286,7 @@ class RunOptions:
             workload=only_given(
                 seq=self.seq,
                 micro_batch=self.micro_batch,
+                completion=self.completion,
                 global_batch=self.global_batch,
                 precision=self.precision,
                 attention=self.attention,

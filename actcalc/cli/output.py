@@ -72,6 +72,9 @@ class OutputOptions:
         ),
     ] = "GB"
 
+    def __post_init__(self) -> None:
+        check_units(self.units)
+
 
 def chosen_format(output: OutputOptions) -> str:
     """The format asked for: --json or --format, else the file's ending, else a table."""
@@ -134,7 +137,7 @@ def emit(
     form = FORMATS[name]
 
     def wanted() -> list[Sheet]:
-        return brief(sheets()) if form.for_people and not output.verbose else sheets()
+        return brief(sheets()) if form.brief and not output.verbose else sheets()
 
     parts = Parts(wanted, document, _wanted(name, output.plot, charts or {}))
     if output.output is not None:

@@ -21,8 +21,9 @@ from actcalc.layers.core.algebra import most
 from actcalc.layers.core.graph import Collective, Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.states import packed_bytes, packs, parameters_of, recipe, replicas
-from actcalc.policy.rules import Policy
+from actcalc.policy.rules import NONE, Policy
 from actcalc.run.staged import StagedRun
+from actcalc.specs.objectives import OBJECTIVES
 from actcalc.specs.recipes import Recipe
 from actcalc.specs.run import Run
 from actcalc.specs.training import Training
@@ -115,12 +116,30 @@ def _chunk_times(policy: Policy, roofline: Roofline) -> list[list[LayerTime]]:
                 total = total + roofline.ends(model.embedding)
                 total = total + _unhidden(roofline, stages.graph(0))
             if last:
-                total = total + roofline.ends(model.head)
+                total = total + roofline.ends(model.head) + _forwards(roofline)
                 if model.mtp:
                     total = total + roofline.ends(model.mtp.graph) * model.mtp.count
             row.append(total)
         result.append(row)
     return result
+
+
+def _forwards(roofline: Roofline) -> LayerTime:
+    """Forward passes without gradients that an objective adds to a micro-batch.
+
+    Those of a reference model, or of the base without adapters, and KTO's of mismatched pairs.
+    """
+    training, model = roofline.training, roofline.model
+    row = OBJECTIVES[training.objective]
+    count = row.plain_forwards
+    if training.reference_runs:
+        count += row.reference_forwards
+    if not count:
+        return NOTHING
+    once = sum(
+        roofline.layer(graph, NONE).forward * amount for graph, amount in model.graphs(mtp=False)
+    )
+    return LayerTime(count * once, 0.0, 0.0, 0.0)
 
 
 class _Shards(NamedTuple):

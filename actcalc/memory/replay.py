@@ -20,7 +20,7 @@ from actcalc.layers.model import ModelGraph
 from actcalc.memory.around import Around, Both
 from actcalc.memory.caching import Block, CachingAllocator
 from actcalc.memory.figures import StageFigure
-from actcalc.memory.parts import EMBEDDING, HEAD, Part
+from actcalc.memory.parts import EMBEDDING, HEAD, REFERENCE, Part
 from actcalc.memory.stage import StageMemory
 from actcalc.memory.working import Instant, Known, LayerWalk
 from actcalc.policy.rules import NONE, Policy
@@ -219,6 +219,8 @@ class _Replay:
 
     def _opened(self, part: Part, index: int, chunk: range) -> tuple[_Layer, ...]:
         timeline = self.memory.timeline
+        if part.name == REFERENCE:
+            return ()
         if part.first < 0:
             graph = {EMBEDDING: self.model.embedding, HEAD: self.model.head}.get(part.name)
             graph = graph or self.model.mtp.graph if self.model.mtp else graph

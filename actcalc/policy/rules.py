@@ -162,8 +162,9 @@ def parse_policy(text: str, *, full_boundary: Boundary = "own") -> Policy:
                 f"unknown policy {name!r}",
                 suggestion(word, NAMES) or "policies: " + ", ".join(NAMES),
             )
-        if module not in modules:
-            modules.append(module)
+        if module in modules:
+            raise SpecError(f"policy {name!r} names {module} twice", "name each module once")
+        modules.append(module)
     return Policy(name, modules=tuple(modules))
 
 

@@ -14,6 +14,7 @@ from html import escape
 from importlib.util import find_spec
 
 from actcalc import __version__
+from actcalc.errors import visible
 from actcalc.render.charts.chart import NARROW, WIDE, Chart
 from actcalc.render.sheet import Sheet
 
@@ -176,4 +177,4 @@ def _inline(drawn: str, name: str) -> str:
 
 def text(value: str) -> str:
     """Text as HTML, safe inside elements and quoted attributes."""
-    return escape(value, quote=True)
+    return escape(visible(value), quote=True)

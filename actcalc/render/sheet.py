@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from actcalc.errors import visible
 from actcalc.render.units import amount, digits, flops_scale, percent, scale, seconds_scale
 
 
@@ -71,6 +72,21 @@ class Sheet:
     details: tuple[str, ...] = ()
     detail: bool = False
 
+    def __post_init__(self) -> None:
+        """Write out what no line may hold: names come from files and paths of the user."""
+        for name, value in (
+            ("title", visible(self.title)),
+            ("answer", visible(self.answer)),
+            ("advice", tuple(map(visible, self.advice))),
+            ("above", tuple(map(visible, self.above))),
+            ("below", tuple(map(visible, self.below))),
+            ("notes", tuple(map(visible, self.notes))),
+            ("details", tuple(map(visible, self.details))),
+            ("rows", tuple(replace(row, values=_visible(row.values)) for row in self.rows)),
+            ("records", None if self.records is None else tuple(map(_visible, self.records))),
+        ):
+            object.__setattr__(self, name, value)
+
     @property
     def visible(self) -> bool:
         """Whether there is anything to show to people."""
@@ -85,7 +101,7 @@ class Sheet:
     def shown(self, row: Row) -> list[str]:
         """A row's cells as people read them, without what is for machines alone."""
         return [
-            "" if value is None else column.show(value)
+            "" if value is None else visible(column.show(value))
             for column, value in zip(self.columns, row.values, strict=True)
             if column.shown
         ]
@@ -94,6 +110,10 @@ class Sheet:
     def shown_columns(self) -> tuple[Column, ...]:
         """The columns that people see."""
         return tuple(column for column in self.columns if column.shown)
+
+
+def _visible(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(visible(each) if isinstance(each, str) else each for each in values)
 
 
 def rows_of(columns: Sequence[Column], things: Iterable[Any]) -> tuple[Row, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -31,7 +32,17 @@ class _Console(Console):
 
 def console() -> Console:
     """A console that never interprets markup and reads NO_COLOR, COLUMNS and the terminal."""
-    return _Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    told = os.environ.get("COLUMNS", "")
+    few = told.isdigit() and int(told[:9]) < _NARROWEST
+    width = 80 if few and not sys.stdout.isatty() else None
+    environ = {**os.environ, "COLUMNS": ""} if few else None
+    return _Console(
+        file=sys.stdout, highlight=False, markup=False, emoji=False, width=width, _environ=environ
+    )
+
+
+_NARROWEST = 20
+"""Columns below which COLUMNS says nothing of a terminal (0, as some shells set it)."""
 
 
 def print_sheets(sheets: list[Sheet], target: Console | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv as csv_module
 import io
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +24,28 @@ def csv(sheets: list[Sheet]) -> str:
             out.write("\n")
         writer.writerow(table.keys)
         for row in table.rows:
-            writer.writerow(["" if value is None else value for value in row])
+            writer.writerow([_cell(value) for value in row])
     return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """A value for a spreadsheet, which would run a text that begins like a formula."""
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not value.startswith(_FORMULAS) or _is_number(value):
+        return value
+    return "'" + value
+
+
+_FORMULAS = ("=", "+", "-", "@")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -104,4 +125,8 @@ def _row(cells: list[str]) -> str:
 
 
 def _escape(text: str) -> str:
-    return text.replace("|", "\\|").replace("*", "\\*").replace("\n", " ")
+    """``text`` as Markdown shows it: no mark-up, no link, no HTML."""
+    return _MARKS.sub(r"\\\g<0>", text.replace("<", "&lt;")).replace("\n", " ")
+
+
+_MARKS = re.compile(r"[\\|*`\[\]]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")

@@ -325,8 +325,9 @@ class Model(Spec):
 
     tied: bool = True
     """The output head shares the embedding's weight."""
-    head: Literal["lm", "mlm", "classifier", "none"] = "lm"
-    """What follows the last layer: language model, masked LM (BERT), classifier, nothing."""
+    head: Literal["lm", "mlm", "classifier", "score", "none"] = "lm"
+    """What follows the last layer: language model, masked LM (BERT), classifier, a score of every
+    token of which the last counts (a reward model), nothing."""
     sentence_head: bool = False
     """A second head beside that of a masked language model: a dense layer over the first token and
     a classifier of the order of two sentences (Megatron's BERT)."""

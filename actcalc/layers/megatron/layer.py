@@ -40,7 +40,18 @@ def refuse_architecture(ctx: Context) -> None:
         return
     for wrong, what in _not_in_megatron(model):
         if wrong:
-            raise SpecError(f"Megatron-Core has no {what} ({model.name})", _ELSEWHERE)
+            raise SpecError(f"Megatron-Core has no {what} ({model.name})", _elsewhere(ctx))
+
+
+def _elsewhere(ctx: Context) -> str:
+    """What runs the architecture: under model parallelism transformers does not."""
+    split = [name for name in ("tp", "pp", "cp", "ep") if getattr(ctx.layout, name) > 1]
+    if not split:
+        return _ELSEWHERE
+    flags = ", ".join(f"--{name}" for name in split)
+    return (
+        f"use --framework paper for an estimate, or drop {flags} and use --framework transformers"
+    )
 
 
 def _refuse_encoder_decoder(ctx: Context) -> None:
@@ -73,7 +84,7 @@ def _not_in_megatron(model: Model) -> list[tuple[bool, str]]:
         (model.mla is not None and model.position == "none", "latent attention without positions"),
         (model.qk_norm == "full", "normalisation of queries and keys over their full width"),
         (model.patches > 0, "vision transformer head and patches in its GPT model"),
-        (model.head in ("classifier", "none"), f"{model.head} head in its GPT model"),
+        (model.head in ("classifier", "score", "none"), f"{model.head} head in its GPT model"),
         (model.embedding_dim not in (0, model.hidden), "embedding narrower than hidden"),
         (model.embedding_norm, "normalisation right after the embedding"),
     ]
