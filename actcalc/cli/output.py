@@ -73,7 +73,7 @@ class OutputOptions:
     ] = "GB"
 
     def __post_init__(self) -> None:
-        check_units(self.units)
+        check_units(self.units, of_run=True)
 
 
 def chosen_format(output: OutputOptions) -> str:
