@@ -262,7 +262,7 @@ def states(model: ModelGraph, training: Training, parameters: Parameters) -> Sta
     sums = [0, 0, 0, 0, 0, 0]
     for group, expert, adapters in parameters.groups():
         ranks = replicas(layout, training, expert=expert)
-        fp8 = model.context.workload.fp8_products
+        fp8 = model.context.workload.fp8_products and not model.context.framework.op_by_op
         kind = own if adapters else rules
         weight = _weights(group, kind, training, fp8=fp8)
         gradient = group.trained * kind.gradient
