@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, suggestion
 from actcalc.layers.core.graph import Graph, Op
 from actcalc.specs.recompute import ALIASES, COUNTED, MODULES, WHOLE
 
@@ -158,7 +158,10 @@ def parse_policy(text: str, *, full_boundary: Boundary = "own") -> Policy:
                     f"policy {name!r}: {word!r} already decides for the whole layer",
                     "combine only modules: " + ", ".join([*ALIASES, *MODULES]),
                 )
-            raise SpecError(f"unknown policy {name!r}", "policies: " + ", ".join(NAMES))
+            raise SpecError(
+                f"unknown policy {name!r}",
+                suggestion(word, NAMES) or "policies: " + ", ".join(NAMES),
+            )
         if module in modules:
             raise SpecError(f"policy {name!r} names {module} twice", "name each module once")
         modules.append(module)
@@ -190,12 +193,15 @@ def rerun_ops(policy: Policy, graph: Graph) -> tuple[Op, ...]:
 def cached_ops(graph: Graph) -> frozenset[str]:
     """Ops whose outputs a per-op selective checkpoint keeps.
 
-    The first, third, fifth ... matrix product with a weight, and fused attention (torchtitan
-    distributed/activation_checkpoint.py: aten.mm every second time, sdpa flash and efficient).
+    The first, third, fifth ... matrix product with a weight, fused attention, and what is summed
+    and scattered (torchtitan distributed/activation_checkpoint.py: aten.mm every second time, sdpa
+    flash and efficient, reduce_scatter_tensor). A product of torchao's fp8 tensors is aten.mm too:
+    a dispatch mode sees it before the tensors turn it into aten._scaled_mm.
     """
     products = [op.name for op in graph.ops if op.kind == "linear"]
     fused = [op.name for op in graph.ops if op.kind == "core" and op.kernel]
-    return frozenset((*products[::2], *fused))
+    scattered = [op.name for op in graph.ops if op.kind == "scatter"]
+    return frozenset((*products[::2], *fused, *scattered))
 
 
 def per_op_stored(graph: Graph) -> tuple[str, ...]:

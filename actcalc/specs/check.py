@@ -68,7 +68,7 @@ def check_profile(profile: Framework, layout: Layout, workload: Workload) -> Non
         degrees = ", ".join(f"{name} {getattr(layout, name)}" for name in split)
         raise SpecError(
             f"the {profile.name} profile knows one GPU and data parallelism, not {degrees}",
-            f"use --framework megatron, or drop --{split[0]}",
+            f"drop --{split[0]}, or use --framework megatron",
         )
     if profile.layers == "pytorch":
         _check_modules(profile, layout)
@@ -138,6 +138,11 @@ def check_training(
     """Raise ``SpecError`` where how a model is trained contradicts it or its layout."""
     _check_loss(model, training)
     _check_objective(model, layout, training)
+    if training.tower == "frozen" and not model.tower:
+        raise SpecError(
+            f"tower is frozen, and {model.name} has no vision tower",
+            "drop --tower, or give a model with images",
+        )
     check_sharding(layout, training, replicas_known=replicas_known)
 
 
