@@ -131,8 +131,7 @@ def utilisation(
     """
     given = Given(step_seconds, tokens_per_second, tflops, mfu, hfu)
     given.check()
-    _check_given(run, tokens, gpus, price_per_gpu_hour)
-    _check_counting(run, counting)
+    _check_given(run, tokens, gpus, price_per_gpu_hour, counting)
     staged, count = StagedRun(run), _devices(run, gpus)
     policy, batch = staged.only_policy, staged.global_batch
     prediction = _predict(staged, policy, count, efficiency)
@@ -183,7 +182,7 @@ _PLAUSIBLE = {"--tokens": (1, 10**24), "--gpus": (1, 2**40), "--price-per-gpu-ho
 """What figures of a run may be: tokens, devices, any currency."""
 
 
-def _rates(work: Work, seconds: float) -> dict[str, float]:
+def _rates(work: Work, seconds: float) -> dict[str, Any]:
     """What a step of ``seconds`` does in a second."""
     devices = seconds * work.devices
     return {
@@ -207,9 +206,11 @@ def _check_given(
     tokens: int | None,
     gpus: int | None,
     price_per_gpu_hour: float | None,
+    counting: Counting,
 ) -> None:
     """Refuse numbers that mean nothing, alone or together."""
     _device(run)
+    _check_counting(run, counting)
     given = {
         "--tokens": tokens,
         "--gpus": gpus,
