@@ -308,3 +308,16 @@ def test_every_picture_is_shown_somewhere():
     text = "".join(page.read_text(encoding="utf-8") for page in pages)
     for name in PICTURES:
         assert f"images/{name}.svg" in text
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize(("pp", "count"), [(2, 2), (4, 6), (4, 40)])
+def test_the_plain_order_is_the_schedules(schedule, pp, count):
+    """What needs no NumPy runs the same work as the schedules that do."""
+    from actcalc.run.placement import plain_order
+    from actcalc.run.schedule import sequence
+
+    for stage in range(pp):
+        made = sequence(schedule, pp, count, stage=stage)
+        expected = [(one.kind, sum(one.held.activations)) for one in made.moments]
+        assert list(plain_order(schedule, pp, made.microbatches, stage)) == expected
