@@ -10,6 +10,8 @@ from tests.conftest import ROOT
 
 READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
 PAGES = (*READMES, *sorted((ROOT / "docs").glob("*.md")))
+JOURNEYS = ROOT / "docs" / "journeys.md"
+"""Runs in a folder of its own: tests/test_journeys.py."""
 CONSOLE = re.compile(r"```console\n\$ actcalc (.*?)(?: \| head -(\d+))?\n(.*?)```", re.DOTALL)
 
 
@@ -22,6 +24,8 @@ def lines(text: str, most: str | None = None) -> list[str]:
 def consoles() -> Iterator[tuple[Path, str, str | None, str]]:
     """Every command shown with its output: page, arguments, how many lines, output."""
     for page in PAGES:
+        if page == JOURNEYS:
+            continue
         for command, most, shown in CONSOLE.findall(page.read_text(encoding="utf-8")):
             yield page, command, most or None, shown
 

@@ -182,7 +182,7 @@ def test_csv_carries_an_infeasible_answer(cli: Cli, tmp_path: Path) -> None:
     for form in ("markdown", "table"):
         code, text, _ = cli(*args, "--format", form)
         assert code == 1
-        assert "No plan fits in 40.0 GB" in text
+        assert "Does not fit: no plan needs less than 64.6 GB" in text
         assert "--optimizer adam8bit" in text
 
 

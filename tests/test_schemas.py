@@ -101,6 +101,13 @@ LINES: dict[str, list[str]] = {
         f"plan {BLOCK} --memory 200MB --emit torch",
         f"plan {BLOCK} --memory 200MB --method sqrt",
     ],
+    "sweep": [
+        f"sweep gpt2 {A100} --vary seq=512,1024 --vary tp=1,5",
+        f"sweep gpt2 {A100} --vary micro-batch=1,4000 --tokens 1T --price-per-gpu-hour 2",
+        "sweep gpt2 --vary hidden_dropout=0,0.1 --group-by hidden_dropout",
+        "sweep gpt2 --vary model=gpt2,gpt2-xl --vary device=a100-80gb,t4 --watts-per-gpu 500"
+        " --tokens 1T",
+    ],
     "search": [
         f"search gpt2 --gpus 8 {A100} --global-batch 16 --micro-batch 1",
         f"search gpt2 --gpus 4 {A100} --global-batch 8 --tp 1 --pareto time,memory --top 2",

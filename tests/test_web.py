@@ -21,6 +21,7 @@ from tests.conftest import DATA, ROOT
 DIST = ROOT / "web" / "dist"
 ABSENT = ("numpy", "yaml", "pydantic", "typer", "rich", "click")
 """What the page has none of: they are no pure Python, or not needed."""
+CONFIG_FILE = "model/config.json"
 CONFIG = (DATA / "configs" / "meta-llama--Meta-Llama-3.1-70B.json").read_text(encoding="utf-8")
 
 # What people would type: hand-picked corners, then random ones, the same on every run.
@@ -36,8 +37,8 @@ QUESTIONS: list[tuple[str, dict[str, Any]]] = [
     ("deepseek-v3", {"tp": 8, "sp": True, "ep": 8, "dp": 8, "device": "h100-80gb"}),
     ("bert-base", {"micro_batch": 32, "seq": 512, "device": "a100-40gb"}),
     ("gpt2-xl", {"attention": "flash", "optimizer": "sgd", "precision": "fp16"}),
-    ("config.json", {"tp": 8, "sp": True, "device": "h100-80gb"}),
-    ("config.json", {"seq": 8192, "policy": "selective"}),
+    (CONFIG_FILE, {"tp": 8, "sp": True, "device": "h100-80gb"}),
+    (CONFIG_FILE, {"seq": 8192, "policy": "selective"}),
 ]
 
 
@@ -66,7 +67,7 @@ QUESTIONS += _random(50 - len(QUESTIONS))
 
 
 def question(of: str, model: str, flags: dict[str, Any]) -> str:
-    config = CONFIG if model == "config.json" else None
+    config = CONFIG if model == CONFIG_FILE else None
     return json.dumps({"of": of, "model": model, "config": config, "flags": flags, "width": 720})
 
 
@@ -74,7 +75,8 @@ def question(of: str, model: str, flags: dict[str, Any]) -> str:
 def test_the_answer_is_the_commands(cli, tmp_path, monkeypatch, of):
     """Byte for byte, for the command that the answer names; refusals are the same sentence."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "config.json").write_text(CONFIG, encoding="utf-8")
+    (tmp_path / "model").mkdir()
+    (tmp_path / CONFIG_FILE).write_text(CONFIG, encoding="utf-8")
     for model, flags in QUESTIONS[:20]:
         answer = json.loads(calculator.answered(question(of, model, flags)))
         if "error" in answer:
@@ -182,7 +184,8 @@ def watched(page: Any, site: str) -> list[str]:
 def test_numbers_in_the_browser_are_the_command_lines(site, cli, tmp_path, monkeypatch):
     """Fifty runs, memory and comparison of each, to the byte."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "config.json").write_text(CONFIG, encoding="utf-8")
+    (tmp_path / "model").mkdir()
+    (tmp_path / CONFIG_FILE).write_text(CONFIG, encoding="utf-8")
     with browser() as chromium:
         page = chromium.new_page()
         bad = watched(page, site)
@@ -240,7 +243,7 @@ def test_the_page_is_used(site, width, scheme):
         page.fill("[name=tp]", "")
         page.set_input_files("#file", {"name": "config.json", "mimeType": "application/json",
                                        "buffer": CONFIG.encode()})  # fmt: skip
-        page.wait_for_selector("section h2:has-text('config')", timeout=60_000)
+        page.wait_for_selector("section h2:has-text('model: memory')", timeout=60_000)
         assert bad == []
 
 

@@ -179,8 +179,8 @@ class AdviceReport(RunAnswer):
     alternatives: tuple[CombinationFigure, ...]
     """Others that fit where the first changes what is trained: with host memory, say."""
     more_gpus: CombinationFigure | None
-    """As few GPUs, in powers of two times the run's, as hold it without such changes; null where
-    that was not needed, or none do."""
+    """As few GPUs as hold it trained as it is: the fewest times its replicas, or powers of two of
+    tp and pp; null where that was not needed, or none do."""
     spare: tuple[SpareFigure, ...]
     """Where it fits: what the memory left free buys, each alone."""
     time: TimeFigure | None

@@ -27,7 +27,7 @@ from typing import Any
 
 from actcalc.cost.roofline import roofline_of
 from actcalc.cost.step import check_timed, step_time
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, shorten
 from actcalc.io.runs import resolve
 from actcalc.io.sources import source, word_of
 from actcalc.io.yamlfile import read_mapping
@@ -102,6 +102,10 @@ def predictor(run: Run) -> Predict:
     return predict
 
 
+MAX_RUNS = 64
+"""Measured runs that one file may list."""
+
+
 def calibrate_file(path: str, fixed: Mapping[str, float] | None = None) -> Calibration:
     """Fit the runs listed in ``path``; ``SpecError`` for a file that lists none, or a wrong key."""
     data = read_mapping(Path(path))
@@ -111,26 +115,33 @@ def calibrate_file(path: str, fixed: Mapping[str, float] | None = None) -> Calib
             f"{path} lists no measured runs",
             "write runs:, and under it - " + _FORMAT.removeprefix("write "),
         )
+    unknown = [key for key in data if key not in ("runs", "title", "source")]
+    if unknown:
+        raise SpecError(f"{path}: unknown key {shorten(unknown[0])}", "a file of runs has runs:")
+    if len(entries) > MAX_RUNS:
+        raise SpecError(f"{path} lists {len(entries)} runs", f"list at most {MAX_RUNS}")
     runs = [_entry(entry, f"{path}: run {index}") for index, entry in enumerate(entries, 1)]
     return calibrate(runs, fixed or {})
 
 
 def _entry(entry: Any, where: str) -> tuple[str, Predict, float]:
     if not isinstance(entry, dict):
-        raise SpecError(f"{where} is {entry!r}, not a mapping", _FORMAT)
+        raise SpecError(f"{where} is {shorten(entry)}, not a mapping", _FORMAT)
     name = entry.get("name", entry.get("model"))
-    where = f"{where} ({name})" if name else where
+    where = f"{where} ({shorten(str(name)).strip(chr(39))})" if name else where
     unknown = [key for key in entry if key not in _KEYS]
     if unknown:
-        raise SpecError(f"{where}: unknown key {unknown[0]!r}", "keys: " + ", ".join(_KEYS))
+        raise SpecError(f"{where}: unknown key {shorten(unknown[0])}", "keys: " + ", ".join(_KEYS))
     if not isinstance(entry.get("model"), str):
-        raise SpecError(f"{where}: model is {entry.get('model')!r}", _FORMAT)
+        raise SpecError(f"{where}: model is {shorten(entry.get('model'))}", _FORMAT)
     seconds = entry.get("step_seconds")
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-        raise SpecError(f"{where}: step_seconds is {seconds!r}", "give the seconds of one step")
+    if not isinstance(seconds, int | float) or seconds is True or not 1e-9 <= seconds <= 1e9:
+        raise SpecError(
+            f"{where}: step_seconds is {shorten(seconds)}", "give the seconds of one step"
+        )
     for key in ("layout", "workload", "training"):
-        if not isinstance(entry.get(key) or {}, dict):
-            raise SpecError(f"{where}: {key} is {entry[key]!r}, not a mapping", _FORMAT)
+        if entry.get(key) is not None and not isinstance(entry[key], dict):
+            raise SpecError(f"{where}: {key} is {shorten(entry[key])}, not a mapping", _FORMAT)
     policy, framework, device = (
         word_of(entry, key, where) for key in ("policy", "framework", "device")
     )

@@ -19,6 +19,9 @@ from actcalc.policy.checkpoints import checkpoint_optimum
 from actcalc.policy.rules import NONE, Policy
 from actcalc.policy.stage import StagePolicy
 from actcalc.run.staged import StagedRun
+from actcalc.specs.framework import Framework
+from actcalc.specs.numbers import percent
+from actcalc.specs.recompute import ALIASES
 from actcalc.specs.run import Run
 
 
@@ -193,7 +196,7 @@ def compare_run(
         model_flops=model_flops(staged.graph),
         policies=figures,
         checkpoint_optimum=optimum(staged),
-        advice=_advice(figures, staged.graph),
+        advice=_advice(figures, run.framework),
         notes=_notes(staged, figures, efficiency),
     )
 
@@ -347,26 +350,47 @@ def optimum(staged: StagedRun) -> OptimumFigure:
     )
 
 
-def _advice(figures: Sequence[PolicyFigure], graph: ModelGraph) -> str:
-    """The policy that frees most for under a tenth of a forward pass, and the lowest peak."""
-    useful = [f for f in figures if f.saved_ratio > 0.01]
+NEARLY_FREE = 0.05
+"""Share of a step's model FLOPs below which a policy is worth trying first."""
+
+
+def _advice(figures: Sequence[PolicyFigure], framework: Framework) -> str:
+    """The policy that frees most for next to nothing of a step, and the lowest peak.
+
+    Of those that the framework has a setting for: what is advised must be something to switch on.
+    """
+    useful = [figure for figure in figures if figure.saved_ratio > 0.01]
     if not useful:
         if len(figures) < 2:
             return (
                 "One policy alone: repeat --policy (none, selective, full) to see others beside it."
             )
         return "None of these policies frees memory here: shrink the micro-batch or split further."
+    useful = [figure for figure in useful if _has_setting(framework, figure.policy)]
+    if not useful:
+        return f"The {framework.name} profile has no setting for any of these that frees memory."
     low = min(useful, key=lambda f: (f.peak_bytes, f.recompute_flops))
-    cheap = [f for f in useful if f.recompute_forward_ratio < 0.1]
-    lowest = (
-        f"{low.policy} has the lowest peak, for {low.recompute_forward_ratio:.0%} of a forward pass"
-    )
+    cheap = [f for f in useful if f.recompute_flops_per_model_flops_ratio < NEARLY_FREE]
     if not cheap:
-        return f"No policy here is nearly free; {lowest}."
+        return (
+            f"No setting here is nearly free: {low.policy} frees {percent(low.saved_ratio)} for "
+            f"{_price(low)}."
+        )
     first = max(cheap, key=lambda f: (f.saved_ratio, -f.recompute_flops))
-    price = f"{first.recompute_forward_ratio:.1%} of a forward pass"
-    text = f"Try {first.policy} first: it frees {first.saved_ratio:.0%} for {price}"
-    return f"{text}." if first.policy == low.policy else f"{text}; {lowest}."
+    text = f"Try {first.policy} first: it frees {percent(first.saved_ratio)} for {_price(first)}"
+    lowest = f"; {low.policy} has the lowest peak, for {_price(low)}"
+    return f"{text}{'' if first is low else lowest}."
+
+
+def _price(figure: PolicyFigure) -> str:
+    again = figure.recompute_flops_per_model_flops_ratio
+    return f"{percent(again)} more FLOPs" if again else "no more FLOPs"
+
+
+def _has_setting(framework: Framework, policy: str) -> bool:
+    """Whether an option of the framework says the policy, whole or module by module."""
+    words = policy.partition(":")[0].split("+")
+    return {ALIASES.get(word, word) for word in words} <= set(framework.recompute_settings)
 
 
 def _notes(
@@ -402,7 +426,7 @@ def _notes(
             notes.append(
                 f"The paper's equation puts {figure.policy} at "
                 f"{figure.hardware_flops_per_model_flops_ratio:.4f} times the model FLOPs; the "
-                f"ops that re-run add {figure.recompute_flops_per_model_flops_ratio:.1%} "
+                f"ops that re-run add {percent(figure.recompute_flops_per_model_flops_ratio)} "
                 "(see: actcalc explain selective)."
             )
     return tuple(dict.fromkeys(note for note in notes if note))

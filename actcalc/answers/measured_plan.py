@@ -27,6 +27,7 @@ from actcalc.plan.named import Fit, Row, mixes
 from actcalc.plan.settings import PlanSettings
 from actcalc.solve.beside import Beside
 from actcalc.solve.options import Option
+from actcalc.solve.plans import gap_of
 from actcalc.solve.stage import Way, line, peak
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ def _figures(planner: LayerPlanner, budget: int, points: int) -> LayerPlan:
         optimal=feasible and cost == bound,
         **cost_fields(costs, cost),
         lower_bound=None if bound is None or not feasible else costs.value(bound),
+        gap_ratio=gap_of(cost, bound) if feasible else None,
         stored_bytes=plan.stored_bytes,
         peak_bytes=plan.peak_bytes,
         smallest_memory_bytes=smallest,

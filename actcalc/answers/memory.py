@@ -53,17 +53,28 @@ class MemoryReport(RunAnswer):
     """Choices made on the way that the reader should know."""
 
 
-def memory_run(run: Run, *, limits: Sequence[str] = (), timeline: bool = False) -> MemoryReport:
+def memory_run(
+    run: Run,
+    *,
+    limits: Sequence[str] = (),
+    timeline: bool = False,
+    reserved: bool = False,
+) -> MemoryReport:
     """The memory of every stage of a run; raises ``SpecError`` for what it cannot mean.
 
     ``limits`` names quantities (``micro-batch``, ``seq``) to push as far as the device allows,
-    for each policy of the run. ``timeline`` lists every moment of a step.
+    for each policy of the run. ``timeline`` lists every moment of a step. ``reserved`` replays two
+    steps of the fullest stage through PyTorch's allocator.
     """
     check_sharding(run.layout, run.training)
     staged = StagedRun(run)
     work = StageMemory(staged, staged.first_policy)
     figures = tuple(work.figure(stage, timeline=timeline) for stage in range(run.layout.pp))
     top = max(figures, key=lambda figure: figure.total_bytes)
+    if reserved:
+        from actcalc.memory.replay import replayed
+
+        figures = tuple(replayed(work, one) if one is top else one for one in figures)
     return MemoryReport(
         **header(staged),
         training=run.training.model_dump(),
@@ -94,7 +105,6 @@ def _notes(
     else:
         if run.device.compute_capability is None and run.device.context_bytes is None:
             notes.append(f"Nothing is known of the runtime's own memory on {run.device.title}.")
-        notes.append("Reserved memory is the peak in segments of 2 MiB, plus fragmentation.")
     if run.layout.zero and replicas(run.layout, training, expert=False) == 1:
         notes.append(f"ZeRO {run.layout.zero} shards over one rank: it changes nothing here.")
     notes += _absent_gradients(figures)

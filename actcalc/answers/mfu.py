@@ -24,6 +24,7 @@ from actcalc.memory.stage import total_bytes
 from actcalc.policy.rules import Policy
 from actcalc.run.staged import StagedRun
 from actcalc.specs.device import Device
+from actcalc.specs.numbers import percent
 from actcalc.specs.run import Run
 
 Basis = Literal["measured", "mfu", "predicted"]
@@ -241,6 +242,16 @@ def utilisation(
     )
 
 
+_PLAUSIBLE = {
+    "--step-time": (1e-9, 1e9),
+    "--mfu": (1e-9, 1e9),
+    "--tokens": (1, 10**24),
+    "--gpus": (1, 2**40),
+    "--price-per-gpu-hour": (0, 1e9),
+}
+"""What figures of a step may be: seconds, shares, tokens, devices, any currency."""
+
+
 def _check_given(
     run: Run,
     step_seconds: float | None,
@@ -260,6 +271,11 @@ def _check_given(
     }
     for name, value in given.items():
         _positive(name, value)
+        low, high = _PLAUSIBLE[name]
+        if value is not None and not low <= value <= high:
+            raise SpecError(
+                f"{name} {value:g} is beyond anything real", f"give {low:g} to {high:g}"
+            )
     if step_seconds is not None and mfu is not None:
         raise SpecError("--step-time and --mfu contradict", "give one: each follows from the other")
     if mfu is not None and mfu > 1:
@@ -428,7 +444,7 @@ def _notes(
     if convention != "ops":
         notes.append(
             "HFU by the paper's equation, which adds s/6h; the ops that re-run alone make it "
-            f"{by_ops:.1%} (see: actcalc explain selective)."
+            f"{percent(by_ops)} (see: actcalc explain selective)."
         )
     if isinstance(prediction, str):
         notes.append(f"No predicted time: {prediction}.")
@@ -465,7 +481,7 @@ def host_notes(run: Run, step: StepTime) -> list[str]:
             remedies.insert(0, f"--cuda-graphs {more}")
         notes.append(
             f"The host launches kernels more slowly than the GPU runs them: it waits "
-            f"{step.host / step.total:.0%} of the step. Remedies: {', '.join(remedies)}."
+            f"{percent(step.host / step.total)} of the step. Remedies: {', '.join(remedies)}."
         )
     if captured != "none":
         notes.append(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from actcalc.answers.header import RunAnswer, header
-from actcalc.answers.plan_changes import planned_changes
+from actcalc.answers.plan_changes import UNTRIED, planned_changes
 from actcalc.errors import SpecError
 from actcalc.plan.figures import (
     NAMES,
@@ -27,7 +27,8 @@ from actcalc.plan.options import Costs
 from actcalc.plan.planner import RunPlanner
 from actcalc.plan.settings import PlanSettings, default_model
 from actcalc.plan.stages import Stage, units_of
-from actcalc.solve.plans import Plan
+from actcalc.solve.clock import limited
+from actcalc.solve.plans import Plan, gap_of
 from actcalc.solve.stage import Held, peak
 from actcalc.specs.run import Run
 
@@ -62,6 +63,8 @@ class RunPlan(RunAnswer):
     """The same in FLOPs over all ranks, where no device is given."""
     lower_bound: float | int | None
     """No plan that fits costs less; in the unit of the cost."""
+    gap_ratio: float | None
+    """Share of the cost that is not proven: (cost - bound) / cost; 0: no plan costs less."""
     stored_bytes: int | None
     """Activations stored on the stage that stores most."""
     peak_bytes: int | None
@@ -127,12 +130,14 @@ def plan_run(
     """
     planner = planner or RunPlanner(run, settings)
     settings = planner.settings
-    plans = planner.plan(budget)
+    with limited() as effort:
+        plans = planner.plan(budget)
     feasible = all(plan.feasible for plan in plans)
     costs = planner.costs
     cost = planner.total(plan.cost for plan in plans) if feasible else None
     bound = planner.total(plan.lower_bound for plan in plans) if feasible else None
     rivals = _rivals(planner, budget, cost) if feasible else ()
+    changes, whole = ((), True) if feasible else planned_changes(planner)
     return RunPlan(
         **header(planner.staged),
         memory_bytes=budget,
@@ -146,6 +151,7 @@ def plan_run(
         optimal=feasible and cost == bound,
         **cost_fields(costs, cost),
         lower_bound=None if bound is None else costs.value(bound),
+        gap_ratio=gap_of(cost, bound),
         stored_bytes=max(plan.stored_bytes or 0 for plan in plans) if feasible else None,
         peak_bytes=max(plan.peak_bytes or 0 for plan in plans) if feasible else None,
         smallest_memory_bytes=None if feasible else _smallest(planner, plans),
@@ -157,11 +163,22 @@ def plan_run(
             _stage(stage, plan, costs) for stage, plan in zip(planner.stages, plans, strict=True)
         ),
         rivals=rivals,
-        changes=() if feasible else planned_changes(planner),
+        changes=changes,
         frontier=frontier(planner, points) if points else (),
         named=_named(planner, cost) if points else (),
-        notes=_notes(planner, plans),
+        notes=(
+            *_notes(planner, plans),
+            *([] if feasible or effort.complete else [UNSURE]),
+            *([] if whole else [UNTRIED]),
+        ),
     )
+
+
+UNSURE = (
+    "The time limit ended the search before it was proven that nothing fits: a longer one may find "
+    "a plan (--time-limit SECONDS)."
+)
+"""What is said of a run for which no plan was found in time."""
 
 
 def _smallest(planner: RunPlanner, plans: Sequence[Plan]) -> int:

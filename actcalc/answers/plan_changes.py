@@ -19,6 +19,7 @@ from actcalc.plan.figures import ChangeFigure
 from actcalc.plan.planner import RunPlanner
 from actcalc.plan.remedies import REMEDIES, WITH_MORE_GPUS
 from actcalc.plan.settings import default_model
+from actcalc.solve.clock import room_for_more
 from actcalc.specs.run import Run
 
 FLAGS = {"training.offload": "--offload-states"}
@@ -68,8 +69,15 @@ def states_of(run: Run) -> PlanStates:
     )
 
 
-def planned_changes(planner: RunPlanner) -> tuple[ChangeFigure, ...]:
-    """What each change alone would bring the smallest memory to, smallest first."""
+UNTRIED = "The time limit left no room to plan further changes (--time-limit SECONDS)."
+"""What is said where not every change was looked at."""
+
+
+def planned_changes(planner: RunPlanner) -> tuple[tuple[ChangeFigure, ...], bool]:
+    """What each change alone would bring the smallest memory to, smallest first.
+
+    And whether all were looked at: the time of plans may leave no room for some.
+    """
     settings, run = planner.settings, planner.run
     found: list[ChangeFigure] = []
     least = planner.smallest
@@ -86,18 +94,22 @@ def planned_changes(planner: RunPlanner) -> tuple[ChangeFigure, ...]:
     if settings.method != "optimal":
         # What a comparison method needs is not what the exact one needs: nothing else is planned.
         note("--method optimal", RunPlanner(run, replace(settings, method="optimal")))
-        return tuple(found)
-    if settings.semantics == "module":
+        return tuple(found), True
+    if settings.semantics == "module" and room_for_more():
         note("--semantics minimal", RunPlanner(run, replace(settings, semantics="minimal")))
     plain = replace(settings, method="optimal", same_on_all_stages=False)
-    if not settings.offload:
+    if not settings.offload and room_for_more():
         with suppress(SpecError):
             moved = default_model("optimal", offload=True, activations_only=False)
             note("--offload", RunPlanner(run, replace(plain, offload=True, memory_model=moved)))
+    whole = True
     for change, changed in _changed_runs(planner):
+        if not room_for_more():
+            whole = False
+            break
         with suppress(SpecError):
             note(change, RunPlanner(changed, plain))
-    return tuple(sorted(found, key=lambda figure: figure.smallest_memory_bytes))
+    return tuple(sorted(found, key=lambda figure: figure.smallest_memory_bytes)), whole
 
 
 def _changed_runs(planner: RunPlanner) -> Iterator[tuple[str, Run]]:

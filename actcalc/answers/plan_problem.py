@@ -25,6 +25,8 @@ class ProblemPlan(Result):
     """Cost of all layers, in the problem's unit."""
     lower_bound: int | None
     """No plan that fits costs less."""
+    gap_ratio: float | None
+    """Share of the cost that is not proven: (cost - bound) / cost; 0: no plan costs less."""
     stored_bytes: int | None
     """Bytes stored, all micro-batches in flight."""
     peak_bytes: int | None
@@ -54,6 +56,7 @@ def plan_problem(problem: Problem, method: str = "optimal") -> ProblemPlan:
         optimal=plan.optimal,
         cost=plan.cost,
         lower_bound=plan.lower_bound,
+        gap_ratio=plan.gap_ratio,
         stored_bytes=plan.stored_bytes,
         peak_bytes=plan.peak_bytes,
         budget_bytes=plan.budget_bytes,

@@ -14,6 +14,7 @@ from actcalc.answers.step_memory import StepMemory, step_memory
 from actcalc.cost.rates import shares_of
 from actcalc.errors import SpecError
 from actcalc.io import presets
+from actcalc.solve.clock import limited
 from actcalc.specs.run import Run
 
 POINTS = 16
@@ -94,13 +95,18 @@ def _policy(comparison: Comparison) -> str:
     return figures[0].policy
 
 
+PLAN_SECONDS = 4.0
+"""How long the plans of a report are looked for."""
+
+
 def _plan(run: Run) -> tuple[RunPlan | None, str]:
     budget = run.budget_bytes
     if budget is None:
         return None, ""
     free = replace(run, policies=())
     try:
-        return plan_run(free, budget, points=POINTS), ""
+        with limited(PLAN_SECONDS):
+            return plan_run(free, budget, points=POINTS), ""
     except SpecError as error:
         return None, str(error)
 

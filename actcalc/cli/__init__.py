@@ -31,9 +31,9 @@ def main() -> None:
         # Imports build long-lived objects only: collecting while they load costs a tenth of
         # start-up.
         gc.disable()
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:  # what the terminal's alphabet lacks is written out
-                stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        from actcalc.render.plain import guard
+
+        guard(sys.stdout, sys.stderr)
         if "_ACTCALC_COMPLETE" in os.environ:
             from actcalc.cli.completion import answer
 

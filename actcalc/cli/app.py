@@ -23,6 +23,7 @@ COMMANDS = {
     "memory": "the whole GPU, per pipeline stage: fits or not",
     "plan": "the cheapest recompute plan that fits a memory budget, proven",
     "search": "the fastest layouts on so many GPUs that fit",
+    "sweep": "one row for each combination of varied values",
     "advise": "it does not fit (or does): what to change, cheapest first",
     "check": "predicted beside a real run's log",
     "mfu": "MFU and HFU from a step time, or the step time they promise",

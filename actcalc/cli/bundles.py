@@ -35,7 +35,7 @@ def with_options(*bundles: type[Any]) -> Callable[[Callable[..., int]], Callable
                 _key(field.name),
                 inspect.Parameter.KEYWORD_ONLY,
                 default=field.default,
-                annotation=_annotations(bundle)[field.name],
+                annotation=annotated(bundle)[field.name],
             )
             for bundle in bundles
             for field in fields(bundle)
@@ -52,7 +52,7 @@ def with_options(*bundles: type[Any]) -> Callable[[Callable[..., int]], Callable
 
 def help_of(bundle: type[Any]) -> dict[str, str]:
     """What each field of a bundle means: the help of its flag, without lists of known words."""
-    notes = _annotations(bundle)
+    notes = annotated(bundle)
     return {
         field.name: str(getattr(notes[field.name].__metadata__[0], "help", "")).replace(
             ": {words}", ""
@@ -61,7 +61,7 @@ def help_of(bundle: type[Any]) -> dict[str, str]:
     }
 
 
-def _annotations(bundle: type[Any]) -> dict[str, Any]:
+def annotated(bundle: type[Any]) -> dict[str, Any]:
     """The evaluated annotations of a bundle's fields, inherited ones among them."""
     found: dict[str, Any] = {}
     for base in reversed(bundle.__mro__[:-1]):

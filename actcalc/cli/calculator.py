@@ -93,9 +93,10 @@ def _named(question: Mapping[str, Any]) -> str:
     text = question.get("config")
     if not text:
         return str(question["model"])
-    path = Path("config.json")
+    path = Path("model") / "config.json"  # the folder's name is the model's
+    path.parent.mkdir(exist_ok=True)
     path.write_text(text, encoding="utf-8")
-    return path.name
+    return str(path)
 
 
 def _run(name: str, flags: Mapping[str, Any], *, leave: Iterable[str] = ()) -> Run:
@@ -140,7 +141,7 @@ def _memory(name: str, flags: Mapping[str, Any], units: str, width: int) -> dict
     from actcalc.render.memory import memory_sheets
 
     run = _run(name, flags)
-    result = memory_run(run)
+    result = memory_run(run, reserved=True)
     return _told(
         "memory",
         _command(("memory", name), flags, own=("optimizer", "lora_rank", "base_bits", "loss")),

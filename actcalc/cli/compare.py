@@ -54,7 +54,7 @@ def compare(
     output: OutputOptions,
 ) -> int:
     """Recompute policies side by side: bytes stored, freed, brought back, and extra FLOPs."""
-    check_units(output.units)
+    check_units(output.units, of_run=len(models) == 1)
     chosen_format(output)
     layer = measured_layer(models[0]) if len(models) == 1 else None
     if layer is not None:

@@ -16,7 +16,7 @@ import typer
 _TIMES = {"": 1, "k": 2**10, "m": 2**20}
 
 
-def _whole(text: Any) -> int:
+def whole(text: Any) -> int:
     """A whole number; ``8k`` is 8192 and ``1M`` 1048576, as sequences and batches are named."""
     if isinstance(text, int):
         return text
@@ -37,7 +37,7 @@ def _words(values: Any) -> list[str]:
 
 
 _KINDS: dict[Any, tuple[Any, str]] = {
-    int: (_whole, "a whole number"),
+    int: (whole, "a whole number"),
     float: (float, "a number"),
     str: (_word, "a word"),
     bool: (bool, "a switch"),

@@ -20,7 +20,8 @@ from actcalc.cli.options import (
 from actcalc.cli.output import check_units, chosen_format, emit, emit_text
 from actcalc.errors import SpecError, say
 from actcalc.io.sources import Source
-from actcalc.render.memory import memory_sheets, two_sheets
+from actcalc.render.memories import side_sheets
+from actcalc.render.memory import memory_sheets
 from actcalc.render.sheet import Sheet
 from actcalc.specs.result import joined
 from actcalc.specs.run import Run
@@ -83,7 +84,7 @@ def answer(
     """One report for each framework profile that is asked for."""
     refuse_idle(options, "memory", ("peak",))
     return [
-        memory_run(run, limits=largest, timeline=timeline)
+        memory_run(run, limits=largest, timeline=timeline, reserved=True)
         for run in options.runs(origin, memory.training())
     ]
 
@@ -146,18 +147,15 @@ def memory(
     results = [
         result
         for origin in origins
-        for result in answer(origin, options, memory, largest=largest or (), timeline=timeline)
+        for one in options.by_policy()
+        for result in answer(origin, one, memory, largest=largest or (), timeline=timeline)
     ]
 
     def sheets() -> list[Sheet]:
-        if len(results) == 2:
-            return two_sheets(results[0], results[1], output.units)
-        runs = [run for one in origins for run in options.runs(one, memory.training())]
-        return [
-            sheet
-            for run, result in zip(runs, results, strict=True)
-            for sheet in memory_sheets(result, output.units, _advice(run, result, output))
-        ]
+        if len(results) > 1:
+            return side_sheets(results, output.units)
+        (run,) = options.runs(origins[0], memory.training())
+        return memory_sheets(results[0], output.units, _advice(run, results[0], output))
 
     charts = None
     if len(results) == 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, get_args
 
 from actcalc.cli import choices
@@ -69,6 +69,10 @@ class RunOptions:
     ] = None
     global_batch: Annotated[
         int | None, option("--global-batch", help="Sequences per step, all replicas.", panel=WORK)
+    ] = None
+    completion: Annotated[
+        int | None,
+        option("--completion", help="Tokens scored at the end of a sequence.", panel=WORK),
     ] = None
     layers: Annotated[
         int | None, option("--layers", help="Transformer layers (l).", panel=WORK)
@@ -282,6 +286,7 @@ class RunOptions:
             workload=only_given(
                 seq=self.seq,
                 micro_batch=self.micro_batch,
+                completion=self.completion,
                 global_batch=self.global_batch,
                 precision=self.precision,
                 attention=self.attention,
@@ -324,6 +329,14 @@ class RunOptions:
         if "full" in named:
             return tuple(dict.fromkeys(chosen if name == "full" else name for name in named))
         return tuple(dict.fromkeys((*named, chosen)))
+
+    def by_policy(self) -> tuple[RunOptions, ...]:
+        """These options once for each policy that they name; as they are where they name none."""
+        named = self.policies()
+        if len(named) < 2:
+            return (self,)
+        alone = {"recompute_method": None, "recompute_num_layers": None}
+        return tuple(replace(self, policy=[name], **alone) for name in named)
 
     def origin(self, models: Sequence[str]) -> Source:
         """The one run that names and files describe together."""

@@ -16,7 +16,9 @@ from actcalc.cli import drop_output
 from actcalc.cli.choices import OUTPUT, option
 from actcalc.errors import SpecError, file_error
 from actcalc.render.formats import ENDINGS, FORMATS, Parts, named_by
-from actcalc.render.sheet import Sheet
+from actcalc.render.plain import ascii_text, takes_signs
+from actcalc.render.sheet import Sheet, brief
+from actcalc.render.units import SBH_T
 
 if TYPE_CHECKING:
     from actcalc.render.charts.chart import Charts
@@ -47,6 +49,10 @@ class OutputOptions:
             files=True,
         ),
     ] = None
+    verbose: Annotated[
+        bool,
+        option("-v", "--verbose", help="Proofs, buffers and every line, too.", panel=OUTPUT),
+    ] = False
     plot: Annotated[
         str | None,
         option(
@@ -60,11 +66,14 @@ class OutputOptions:
         str,
         option(
             "--units",
-            help="GB (powers of 1000) or GiB (of 1024).",
+            help="GB (powers of 1000), GiB (of 1024); compare and breakdown also sbh/t.",
             panel=OUTPUT,
-            words=lambda: ("GB", "GiB"),
+            words=lambda: UNITS,
         ),
     ] = "GB"
+
+    def __post_init__(self) -> None:
+        check_units(self.units)
 
 
 def chosen_format(output: OutputOptions) -> str:
@@ -97,10 +106,20 @@ def draws(output: OutputOptions) -> bool:
     return FORMATS[name].drawn or name == "html"
 
 
-def check_units(units: str) -> None:
-    """Refuse an unknown unit."""
-    if units not in ("GB", "GiB"):
-        raise SpecError(f"unknown units {units!r}", "use GB (powers of 1000) or GiB (of 1024)")
+UNITS = ("GB", "GiB", SBH_T)
+
+
+def check_units(units: str, *, of_run: bool = False) -> None:
+    """Refuse an unknown unit; ``of_run`` says that sizes may be told in those of the run."""
+    known = UNITS if of_run else UNITS[:2]
+    if units not in known:
+        hint = "use GB (powers of 1000) or GiB (of 1024)"
+        raise SpecError(
+            f"units {units} are those of compare and breakdown"
+            if units in UNITS
+            else f"unknown units {units!r}",
+            f"{hint}, or sbh/t" if of_run else hint,
+        )
 
 
 def emit(
@@ -115,16 +134,21 @@ def emit(
     for all others.
     """
     name = chosen_format(output)
-    parts = Parts(sheets, document, _wanted(name, output.plot, charts or {}))
+    form = FORMATS[name]
+
+    def wanted() -> list[Sheet]:
+        return brief(sheets()) if form.for_people and not output.verbose else sheets()
+
+    parts = Parts(wanted, document, _wanted(name, output.plot, charts or {}))
     if output.output is not None:
-        write_whole(Path(output.output), FORMATS[name].write(parts))
+        write_whole(Path(output.output), form.write(parts))
     elif name == "table":
         from actcalc.render.table import print_sheets
 
         with _printing():
-            print_sheets(sheets())
+            print_sheets(wanted())
     else:
-        write_out(FORMATS[name].write(parts))
+        write_out(form.write(parts), form.escape)
 
 
 def _wanted(name: str, plot: str | None, charts: Charts) -> Charts:
@@ -149,11 +173,14 @@ def emit_text(text: str, output: OutputOptions) -> None:
         write_out(text)
 
 
-def write_out(content: str | bytes) -> None:
-    """Write to stdout; ``SpecError`` where it is closed, or its disk full."""
+def write_out(content: str | bytes, escape: Callable[[str], str] = ascii_text) -> None:
+    """Write to stdout; ``SpecError`` where it is closed, or its disk full.
+
+    ``escape`` makes ASCII of text for a stream that is not UTF-8.
+    """
     with _printing():
         if isinstance(content, str):
-            sys.stdout.write(content)
+            sys.stdout.write(content if takes_signs(sys.stdout.encoding) else escape(content))
         else:
             sys.stdout.flush()
             sys.stdout.buffer.write(content)

@@ -22,6 +22,7 @@ from actcalc.cli.options import (
 from actcalc.cli.output import check_units, chosen_format, draws, emit, emit_text
 from actcalc.errors import SpecError, say
 from actcalc.io.sources import measured_layer
+from actcalc.solve.clock import limited
 
 if TYPE_CHECKING:
     from actcalc.answers.plan import RunPlan
@@ -35,6 +36,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 WHOLE = ("fsdp", "axolotl", "yaml")
 """Targets of ``answers.planned_run``, which help must not load."""
+SECONDS = 5.0
+"""How long plans are looked for where --time-limit does not say."""
 MODELS = ("stored", "stored+working", "timeline")
 SEMANTICS = ("minimal", "module")
 METHODS = ("optimal", "sqrt", "greedy")
@@ -94,6 +97,15 @@ class PlanOptions:
             "optimizer states see --offload-states.",
         ),
     ] = False
+    time_limit: Annotated[
+        float | None,
+        option(
+            "--time-limit",
+            help="Seconds after which the best plan found is given, with its proven bound "
+            "(default 5).",
+            metavar="SECONDS",
+        ),
+    ] = None
     emit: Annotated[
         str | None,
         option(
@@ -105,11 +117,12 @@ class PlanOptions:
     ] = None
 
     def given(self) -> list[str]:
-        """Flags that were given, but --method."""
+        """Flags that were given, but --method and --time-limit."""
         return [
             f"--{field.name.replace('_', '-')}"
             for field in fields(self)
-            if field.name != "method" and getattr(self, field.name) not in (None, False)
+            if field.name not in ("method", "time_limit")
+            and getattr(self, field.name) not in (None, False)
         ]
 
     def check(self, headroom: str | None = None) -> None:
@@ -120,6 +133,9 @@ class PlanOptions:
                 "share of the device's memory",
                 "drop one of them",
             )
+        limit = self.time_limit
+        if limit is not None and not 0.1 <= limit <= 3600:
+            raise SpecError(f"--time-limit {limit:g}", "give 0.1 to 3600 seconds")
         for flag, value, known in (
             ("--memory-model", self.memory_model, MODELS),
             ("--semantics", self.semantics, SEMANTICS),
@@ -127,6 +143,11 @@ class PlanOptions:
         ):
             if value is not None and value not in known:
                 raise SpecError(f"{flag} {value!r} is not known", "use one of " + ", ".join(known))
+
+    @property
+    def seconds(self) -> float:
+        """How long plans are looked for."""
+        return SECONDS if self.time_limit is None else self.time_limit
 
     def asked(self) -> dict[str, Any]:
         """What every plan is asked for; ``SpecError`` for points of no frontier."""
@@ -180,7 +201,7 @@ def plan(
     data = problem_in(model)
     if data is not None:
         given = [*how.given(), *trained.given()]
-        return _plan_problem(model, data, how.method, given, options, output)
+        return _plan_problem(model, data, how, given, options, output)
     layer = measured_layer(model)
     states: PlanStates | None = None
     runs: tuple[Run, ...] = ()
@@ -252,7 +273,8 @@ def _emit_run(
         )
     target = str(how.emit)
     run = options.run(options.origin(models), options.frameworks()[0], trained.training())
-    chosen = planned_run(run, how.memory, target)
+    with limited(how.seconds):
+        chosen = planned_run(run, how.memory, target)
     if chosen is None:
         say(f"no policy that {target} can say fits; plan without --emit says what is missing")
         return 1
@@ -268,7 +290,8 @@ def layer_answer(
 
     refuse_for_layer(options, trained, how.same_on_all_stages, how.offload)
     asked = {**how.asked(), "memory_model": how.memory_model or "stored+working"}
-    return plan_layer_command(layer, how.memory, layers=options.layers, **asked)
+    with limited(how.seconds):
+        return plan_layer_command(layer, how.memory, layers=options.layers, **asked)
 
 
 def answer(runs: Sequence[Run], trained: PlanTrainingOptions, how: PlanOptions) -> RunPlan:
@@ -277,14 +300,15 @@ def answer(runs: Sequence[Run], trained: PlanTrainingOptions, how: PlanOptions) 
 
     if how.activations_only:
         refuse_idle_training(trained)
-    return plan_command(
-        runs,
-        how.memory,
-        activations_only=how.activations_only,
-        same_on_all_stages=how.same_on_all_stages,
-        offload=how.offload,
-        **how.asked(),
-    )
+    with limited(how.seconds):
+        return plan_command(
+            runs,
+            how.memory,
+            activations_only=how.activations_only,
+            same_on_all_stages=how.same_on_all_stages,
+            offload=how.offload,
+            **how.asked(),
+        )
 
 
 def _pasted(target: str | None, frontier: bool, output: OutputOptions) -> bool:
@@ -389,13 +413,13 @@ def problem_in(model: str) -> Mapping[str, Any] | None:
 def _plan_problem(
     model: str,
     data: Mapping[str, Any],
-    method: str,
+    how: PlanOptions,
     given: Sequence[str],
     options: RunOptions,
     output: OutputOptions,
 ) -> int:
     from actcalc.answers.plan_problem import plan_problem
-    from actcalc.render.plan import problem_sheets
+    from actcalc.render.plan_problem import problem_sheets
     from actcalc.solve import parse_problem
 
     idle = [*given]
@@ -405,6 +429,7 @@ def _plan_problem(
             f"{model} is a planning problem of its own: {', '.join(idle)} would have no effect",
             "its budget_bytes, peak_model and inflight are fields of the file",
         )
-    result = plan_problem(parse_problem(data), method)
+    with limited(how.seconds):
+        result = plan_problem(parse_problem(data), how.method)
     emit(lambda: problem_sheets(result, output.units), result.document, output)
     return 0 if result.feasible else 1

@@ -34,6 +34,7 @@ OUTPUTS = {
     "plan-layer": ("actcalc.answers.measured_plan", "LayerPlan"),
     "plan-problem": ("actcalc.answers.plan_problem", "ProblemPlan"),
     "search": ("actcalc.answers.search", "Search"),
+    "sweep": ("actcalc.answers.sweep", "Sweep"),
     "advise": ("actcalc.answers.advise", "AdviceReport"),
     "check": ("actcalc.answers.check", "Check"),
     "mfu": ("actcalc.answers.mfu", "Utilisation"),

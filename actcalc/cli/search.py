@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +17,7 @@ from actcalc.cli.options import (
     with_options,
 )
 from actcalc.cli.output import check_units, chosen_format, emit
+from actcalc.cli.progress import bar
 from actcalc.errors import SpecError
 from actcalc.io.sources import Source
 from actcalc.specs.run import Run
@@ -182,7 +179,7 @@ def search(
     shown = search.shown()
     if search.top < 1:
         raise SpecError(f"--top {search.top} lists nothing", "use 1 or more")
-    with _bar() as progress:
+    with bar("searching") as progress:
         origin = options.origin(models)
         result, space, shares = found(origin, options, memory, timing, search, progress)
     from actcalc.answers.search import all_rows, answer, listed
@@ -209,26 +206,3 @@ def search(
     charts = {"pareto": pareto} if len(result.peak) else {}
     emit(sheets, lambda: short().document(), output, charts)
     return 0 if len(result.peak) else 1
-
-
-@contextmanager
-def _bar() -> Iterator[Progress]:
-    """Says on stderr how far the search is once it has taken a second, if someone looks on."""
-    began, drawn = time.monotonic(), False
-
-    def tell(done: int, whole: int) -> None:
-        nonlocal drawn
-        if time.monotonic() - began < 1 or not sys.stderr.isatty():
-            return
-        drawn, width = True, 30
-        filled = width * done // max(1, whole)
-        bar = "█" * filled + "·" * (width - filled)
-        sys.stderr.write(f"\rsearching {bar} {100 * done // max(1, whole):3d} %  (Ctrl-C: stop) ")
-        sys.stderr.flush()
-
-    try:
-        yield tell
-    finally:
-        if drawn:
-            sys.stderr.write("\r" + " " * 70 + "\r")
-            sys.stderr.flush()

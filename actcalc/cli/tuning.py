@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from actcalc.cli.choices import TUNING, option
+from actcalc.specs.objectives import OBJECTIVES
 from actcalc.specs.targets import TARGET_GROUPS
 from actcalc.specs.training import TRAINABLE
 
@@ -64,9 +65,40 @@ class TuningOptions:
         option("--galore-rank", help="Project gradients to this rank (GaLore).", panel=TUNING),
     ] = None
 
+    objective: Annotated[
+        str | None,
+        option(
+            "--objective",
+            help="What is trained for: {words}.",
+            panel=TUNING,
+            metavar="WHAT",
+            words=lambda: OBJECTIVES,
+        ),
+    ] = None
+    reference: Annotated[
+        str | None,
+        option(
+            "--reference",
+            help="Of dpo, kto: none, log-probabilities precomputed; of grpo: model, for its beta.",
+            panel=TUNING,
+            metavar="WHICH",
+            words=lambda: ("auto", "none", "model"),
+        ),
+    ] = None
+    generation_share: Annotated[
+        float | None,
+        option(
+            "--generation-share",
+            help="Share of the device that generation holds beside grpo (vLLM's).",
+            panel=TUNING,
+            metavar="SHARE",
+        ),
+    ] = None
+
     def changes_layers(self) -> tuple[str, ...]:
         """Names of the options that change what layers keep."""
-        return ("lora_rank", "lora_targets", "dora", "qlora", "base_bits", "train", "freeze")
+        tuned = ("lora_rank", "lora_targets", "dora", "qlora", "base_bits", "train", "freeze")
+        return (*tuned, "objective")
 
     def tuning(self) -> dict[str, Any]:
         """The fields of ``specs.Training`` that were given."""
@@ -82,5 +114,8 @@ class TuningOptions:
             "train": parts,
             "freeze": self.freeze,
             "galore_rank": self.galore_rank,
+            "objective": self.objective,
+            "reference": self.reference,
+            "generation_share": self.generation_share,
         }
         return found | {name: value for name, value in given.items() if value is not None}

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, shorten
 from actcalc.io.presets import built_in, presets_root, suggestion
 from actcalc.io.yamlfile import read_mapping
 from actcalc.specs.device import Device, Number
@@ -199,7 +199,7 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, float]:
         for part in text.split(","):
             key, equals, number = part.strip().partition("=")
             if equals:
-                result |= _override(f"--efficiency {part!r}", key, number)
+                result |= _override(f"--efficiency {shorten(part)}", key, number)
             else:
                 result |= _named(key)
     return result
@@ -227,7 +227,7 @@ def _named(text: str, what: str = "--efficiency ") -> dict[str, float]:
             )
             + ", or a YAML file of such shares"
         )
-        raise SpecError(f"{what}{text!r}: no such efficiency", hint)
+        raise SpecError(f"{what}{shorten(text)}: no such efficiency", hint)
     result: dict[str, float] = {}
     for key, entry in read_mapping(path).items():
         value = entry.get("value") if isinstance(entry, dict) else entry
@@ -251,10 +251,11 @@ def _override(what: str, key: str, number: str) -> dict[str, float]:
     except ValueError:
         value = -1.0
     share = not SHARE_FIELDS[key].metadata
-    if not 0 < value <= (1.0 if share else float("inf")):
-        wrong = "is no share" if share else "is not above 0"
-        hint = "give a number above 0" + (" and up to 1" if share else "")
-        raise SpecError(f"{what}: {number} {wrong}", hint)
+    least, most = (1e-6, 1.0) if share else (1e-12, 1e6)
+    if not least <= value <= most:
+        wrong = "is no share" if share else "is not above 0" if value <= 0 else "is out of range"
+        hint = "give a number above 0" + (" and up to 1" if share else f" and up to {most:g}")
+        raise SpecError(f"{what}: {shorten(number, 40)} {wrong}", hint)
     return {key: value}
 
 
@@ -274,7 +275,7 @@ def rates_of(
     if overrides:
         changed: dict[str, Any] = dict(overrides)
         if "multiprocessors" in changed:
-            changed["multiprocessors"] = int(changed["multiprocessors"])
+            changed["multiprocessors"] = max(1, int(changed["multiprocessors"]))
         shares = replace(shares, **changed)
         sources = {**sources, **dict.fromkeys(overrides, "given on the command line")}
     peak = peak_flops(device, precision)

@@ -17,12 +17,13 @@ from actcalc.cost.optimizer import optimizer_time, rank_parameters
 from actcalc.cost.rates import Rates
 from actcalc.cost.roofline import NOTHING, LayerTime, Roofline
 from actcalc.errors import SpecError
-from actcalc.layers.core.algebra import most
+from actcalc.layers.core.algebra import added, most
 from actcalc.layers.core.graph import Collective, Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.states import packed_bytes, packs, parameters_of, recipe, replicas
-from actcalc.policy.rules import Policy
+from actcalc.policy.rules import NONE, Policy
 from actcalc.run.staged import StagedRun
+from actcalc.specs.objectives import OBJECTIVES
 from actcalc.specs.recipes import Recipe
 from actcalc.specs.run import Run
 from actcalc.specs.training import Training
@@ -115,12 +116,30 @@ def _chunk_times(policy: Policy, roofline: Roofline) -> list[list[LayerTime]]:
                 total = total + roofline.ends(model.embedding)
                 total = total + _unhidden(roofline, stages.graph(0))
             if last:
-                total = total + roofline.ends(model.head)
+                total = total + roofline.ends(model.head) + _forwards(roofline)
                 if model.mtp:
                     total = total + roofline.ends(model.mtp.graph) * model.mtp.count
             row.append(total)
         result.append(row)
     return result
+
+
+def _forwards(roofline: Roofline) -> LayerTime:
+    """Forward passes without gradients that an objective adds to a micro-batch.
+
+    Those of a reference model, or of the base without adapters, and KTO's of mismatched pairs.
+    """
+    training, model = roofline.training, roofline.model
+    row = OBJECTIVES[training.objective]
+    count = row.plain_forwards
+    if training.reference_runs:
+        count += row.reference_forwards
+    if not count:
+        return NOTHING
+    once = added(
+        roofline.layer(graph, NONE).forward * amount for graph, amount in model.graphs(mtp=False)
+    )
+    return LayerTime(count * once, 0.0, 0.0, 0.0)
 
 
 class _Shards(NamedTuple):
@@ -212,8 +231,8 @@ def _unhidden(roofline: Roofline, first: Graph) -> LayerTime:
     if any(weight.scope for weight in model.head.weights):
         ends = ends[:1]  # a tied embedding is one tensor
     inner = _shards(roofline, first)
-    gather = inner.gather + inner.fetch + sum(end.gather + end.fetch for end in ends)
-    scatter = inner.scatter + sum(end.scatter for end in ends)
+    gather = inner.gather + inner.fetch + added(end.gather + end.fetch for end in ends)
+    scatter = inner.scatter + added(end.scatter for end in ends)
     return LayerTime(gather, 0.0, scatter, 0.0)
 
 
@@ -278,8 +297,7 @@ def _trained(staged: StagedRun, held: Iterable[Sequence[Graph]]) -> tuple[int, i
     best = (0, 0)
     for graphs in held:
         total = rank_parameters(staged.graph, graphs, staged.run.training)
-        expert = total.expert.trained + total.expert_adapters.trained
-        best = max(best, (total.trained - expert, expert), key=sum)
+        best = max(best, total.reduced, key=sum)
     return best
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, visible
 from actcalc.io import presets
 from actcalc.io.sources import Source, source
 from actcalc.specs.base import Spec
-from actcalc.specs.check import check, check_profile, check_training
+from actcalc.specs.check import check, check_objective, check_profile, check_training
+from actcalc.specs.device import Device
 from actcalc.specs.framework import Framework
 from actcalc.specs.layout import Layout
 from actcalc.specs.model import Model
@@ -132,16 +133,14 @@ def resolve(
     check_profile(profile, plan, work)
     tuned = build(Training, trained, "training", vetted=vetted) if trained else Training()
     check_training(spec, plan, tuned, replicas_known="dp" in grid)
-    name = device if device is not None else origin.device
-    if name is not None:
-        from actcalc.io.devices import load_device
-    asked = tuple(policies) or origin.policies
+    check_objective(profile, work, tuned)
+    asked = _listed(tuple(policies) or origin.policies)
     return Run(
         model=spec,
         layout=plan,
         workload=work,
         framework=profile,
-        device=load_device(name) if name is not None else None,
+        device=_device(device if device is not None else origin.device),
         policies=asked,
         warnings=(
             *origin.warnings,
@@ -154,8 +153,31 @@ def resolve(
             *_foreign_policy(profile, asked),
         ),
         training=tuned,
-        title=origin.title,
+        title=visible(origin.title),
     )
+
+
+MAX_POLICIES = 64
+"""Policies of one run, side by side."""
+
+
+def _listed(policies: Sequence[str]) -> tuple[str, ...]:
+    """Each policy once; ``SpecError`` for more than are compared at a time."""
+    names = tuple(dict.fromkeys(name.strip() for name in policies))
+    if len(names) > MAX_POLICIES:
+        raise SpecError(
+            f"{len(names)} policies are asked for", f"name at most {MAX_POLICIES} at a time"
+        )
+    return names
+
+
+def _device(name: str | None) -> Device | None:
+    """The device called ``name``; None where nobody names one."""
+    if name is None:
+        return None
+    from actcalc.io.devices import load_device
+
+    return load_device(name)
 
 
 def _check_needs(origin: Source, changes: Mapping[str, Mapping[str, Any]]) -> None:

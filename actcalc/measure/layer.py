@@ -48,7 +48,7 @@ from typing import Any, Literal, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from actcalc.errors import SpecError, file_error
+from actcalc.errors import SpecError, file_error, visible
 
 Schema = Literal["actcalc/measured-layer/1", "actcalc/measured-layer/2"]
 _SCHEMA: Schema = "actcalc/measured-layer/2"
@@ -222,6 +222,15 @@ def layer_text(layer: MeasuredLayer, path: str | Path) -> str:
     return json.dumps(content, indent=1) + "\n"
 
 
+def _visible(node: Any) -> Any:
+    """The same data with every text on one line: it is shown, and put into comments of code."""
+    if isinstance(node, str):
+        return visible(node)
+    if isinstance(node, dict):
+        return {_visible(key): _visible(value) for key, value in node.items()}
+    return [_visible(each) for each in node] if isinstance(node, list) else node
+
+
 def layer_of(content: dict[str, Any], path: Path) -> MeasuredLayer:
     """The layer in what :func:`write_layer` wrote to ``path``.
 
@@ -229,7 +238,7 @@ def layer_of(content: dict[str, Any], path: Path) -> MeasuredLayer:
         SpecError: it is no measured layer.
     """
     hint = "write it with: actcalc measure ... --save FILE"
-    content = dict(content)
+    content = _visible(content)
     if content.get("schema") not in get_args(Schema):
         raise SpecError(f"{path} is no measured layer (schema {_SCHEMA})", hint=hint)
     content["schema_"] = content.pop("schema")
@@ -260,6 +269,7 @@ def _check_ids(layer: MeasuredLayer, path: Path, hint: str) -> None:
         )
     numbers = [n for storage in layer.storages for n in (storage.bytes, *storage.shape)]
     numbers += [op.forward_flops for op in layer.ops]
+    numbers += [layer.params, layer.forward_flops]
     numbers += [run.forward_flops for run in layer.modules]
     if min(numbers, default=0) < 0:
         raise SpecError(f"{path}: a size or a number of FLOPs is negative", hint=hint)

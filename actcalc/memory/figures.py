@@ -81,7 +81,13 @@ class StageFigure:
     gradients, optimizer, activations, transient and buffers, without overhead_bytes."""
     reserved_at_least_bytes: int
     """The least that PyTorch's allocator has taken from the device at that moment: the peak in
-    whole segments of 2 MiB. What fragmentation leaves unused comes on top and is not derivable."""
+    whole segments of 2 MiB."""
+    reserved_bytes: int | None
+    """Of the fullest stage the most that it has reserved in two steps (torch's
+    max_memory_reserved), their requests replayed by its published rules; null where they are too
+    many. With overhead_bytes it is what the driver shows."""
+    reserved_expandable_bytes: int | None
+    """The same with its option expandable_segments."""
     total_bytes: int
     """The highest moment with what lies outside the allocator, peak_bytes + overhead_bytes: the
     sum of weights_bytes, gradients_bytes, optimizer_bytes, activations_bytes, transient_bytes,

@@ -13,6 +13,7 @@ from actcalc.policy.rules import NONE
 from actcalc.specs.training import Training
 
 _CHUNKS = 8  # torchtune modules/loss CEWithChunkedOutputLoss num_output_chunks
+_TILE = (4096, 32768)  # trl kernels/chunked_logprob.py TOKEN_CHUNK_SIZE; utils.py chunk size
 _TOKENS = 256  # trl trainer/sft_trainer.py chunk_size of the chunked loss
 
 
@@ -39,11 +40,13 @@ def loss_sizes(
     how = training.loss
     if how in ("auto", "full") and not training.compiled_loss:
         return plain
-    head = _Head(model, graph, training, options)
+    head = Head(model, graph, training, options)
     if how == "fused":
         return head.fused()
     if how == "recomputed":
         return head.recomputed(plain)
+    if how == "tiled":
+        return head.tiled()
     if how == "in-place":
         kept = stored - head.saved + head.logits
         return Sizes(kept, kept, max(kept, plain.rest), plain.rest)
@@ -59,7 +62,7 @@ def loss_sizes(
     return Sizes(stored, forward, backward, min(plain.rest, backward))
 
 
-class _Head:
+class Head:
     """The head's graph cut before the product that makes the logits."""
 
     def __init__(
@@ -99,6 +102,40 @@ class _Head:
         forward = max(self.before.forward, kept + self.input + logits + self.table)
         backward = max(kept, self.before.backward + self.table)
         return Sizes(kept, forward, backward, backward)
+
+    def tiled(self) -> Sizes:
+        """Log-probabilities from tiles of logits, made again in backward; no logits exist.
+
+        The hidden states of the scored tokens are copied and kept with four numbers each and the
+        mask; both gradients are summed in fp32 (TRL kernels/chunked_logprob.py
+        ChunkedLogProbFunction, trainer/utils.py add_fused_lm_head).
+        """
+        act = self.model.context.act.itemsize
+        hidden = self.scored * self.width
+        kept = self.kept + hidden * act + self.scored * (8 + 4 + 4) + self.tokens
+        forward = max(self.before.forward, kept + self.input + self.tile + 20 * self.scored)
+        sums = hidden * (4 + act) + self.table // act * (4 + act)
+        backward = max(kept + sums + self.tile, self.before.backward + self.table)
+        return Sizes(kept, forward, backward, backward)
+
+    def without_gradients(self) -> int:
+        """The most alive in a forward that keeps nothing: log-probabilities of a reference."""
+        act = self.model.context.act.itemsize
+        if self.training.loss == "tiled":
+            return self.input + self.scored * (self.width * act + 36) + self.tile
+        return self.input + self.logits
+
+    @property
+    def scored(self) -> int:
+        """Tokens whose log-probability is computed."""
+        work = self.model.context.workload
+        return work.micro_batch * (work.completion or work.seq - 1)
+
+    @property
+    def tile(self) -> int:
+        """Bytes of the one tile of logits."""
+        rows, columns = _TILE
+        return min(self.scored, rows) * columns * self.model.context.act.itemsize
 
     def recomputed(self, plain: Sizes) -> Sizes:
         """Each part runs under a checkpoint of its own: no logit stays (TRL's chunked loss)."""

@@ -30,6 +30,10 @@ from actcalc.specs.training import Training
 
 EMBEDDING, PREDICTION, HEAD = "embedding", "prediction layer", "head and loss"
 """Names of the parts at either end of a model."""
+TILES = "tiles of logits"
+"""Where a loss in tiles has its highest moment."""
+REFERENCE = "the reference model"
+"""The forward of a second model, or of the base without its adapters."""
 
 Offloading = Literal["stays", "ahead", "asked"]
 """Whether a layer's modules are offloaded, and when their tensors come back: a layer ahead, or when
@@ -477,6 +481,7 @@ class Timeline:
         if name == HEAD and graph.ops[-1].kind == "loss":
             found = loss_sizes(self.model, graph, self.training, self.options, stored, work)
         stored = found.stored
+        tiled = name == HEAD and self.training.loss == "tiled"
         return Part(
             name=name,
             count=1,
@@ -488,7 +493,7 @@ class Timeline:
             backward_rest=max(stored, found.rest),
             reruns=False,
             forward_at=work.forward_at,
-            backward_at=work.backward_at,
+            backward_at=TILES if tiled else work.backward_at,
             parameters=self.parameters(graph),
             trained=self.trained(graph),
             largest=self.largest(graph),

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from actcalc.memory.around import Around, Both
-from actcalc.memory.parts import HEAD, Part
+from actcalc.memory.parts import HEAD, TILES, Part
 
 
 def first_gradients(parts: Sequence[Part]) -> tuple[tuple[int, int], ...]:
@@ -91,11 +91,13 @@ def _name(part: Part, index: int, way: str) -> str:
         name = f"layer {part.first + index}"
     if way == "forward":
         if part.first < 0:
-            what = ": all logits at once" if name == HEAD else ""
+            made = ": a tile of logits" if part.backward_at == TILES else ": all logits at once"
+            what = made if name == HEAD else ""
             return f"at the end of forward, in {name}{what}"
         return f"in forward of {name}"
     if part.first < 0:
-        what = ": logits and their gradient" if name == HEAD else ""
+        made = ": a tile of logits" if part.backward_at == TILES else ": logits and their gradient"
+        what = made if name == HEAD else ""
         return f"in backward of {name}{what}"
     if not part.reruns:
         return f"in backward of {name}"

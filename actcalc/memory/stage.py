@@ -11,6 +11,7 @@ from actcalc.layers.model import ModelGraph
 from actcalc.memory.around import Around, Both, Sharding, Units, live, plain
 from actcalc.memory.buffers import Buffer, buffers
 from actcalc.memory.figures import BufferFigure, StageFigure
+from actcalc.memory.objectives import beside_training, reference_part
 from actcalc.memory.parts import Part, Timeline
 from actcalc.memory.peaks import chunk_moments, first_gradients
 from actcalc.memory.states import (
@@ -29,6 +30,7 @@ from actcalc.memory.working import Gradients
 from actcalc.policy.rules import Policy, rerun_ops
 from actcalc.run.placement import Chunks, Ends
 from actcalc.run.staged import StagedRun
+from actcalc.specs.objectives import OBJECTIVES
 from actcalc.specs.recipes import Recipe
 from actcalc.specs.run import Run
 
@@ -86,10 +88,18 @@ class StageMemory:
         kept = 0.0 if self.persistent else rules.gradient / ranks
         return Gradients(summed, kept, tied)
 
+    @property
+    def _references(self) -> bool:
+        """Whether a reference runs while activations are kept."""
+        training = self.run.training
+        return training.reference_runs and OBJECTIVES[training.objective].beside
+
     def _parts(self, chunk: range, held: Ends, *, ahead: bool) -> tuple[Part, ...]:
         key = (chunk.start, chunk.stop, held, ahead)
         if key not in self._chunks:
             parts = self.timeline.parts(chunk, held, ahead=ahead)
+            if held[1] and self._references:
+                parts = (*parts, reference_part(self.timeline, self.staged.base))
             if self.sharding is not None and self.rules.units:
                 parts = Units(parts, self.sharding).reducing()
             self._chunks[key] = parts
@@ -147,7 +157,7 @@ class StageMemory:
             self.graph, run.training, self.rules, run.device, parts, held,
             head=last, gathers=self.sharding is not None,
         )  # fmt: skip
-        return held, last_rank, tuple(found)
+        return held, last_rank, (*found, *beside_training(self.staged, self.rules))
 
     def table(self, stage: int) -> Table:
         """The moments of a stage."""
@@ -215,6 +225,8 @@ class StageMemory:
             last_rank_spare_bytes=last_rank,
             peak_bytes=peak.total,
             reserved_at_least_bytes=-(-peak.total // _SEGMENT) * _SEGMENT,
+            reserved_bytes=None,
+            reserved_expandable_bytes=None,
             total_bytes=total,
             peak_at=peak.at,
             fits=None if usable is None else total <= usable,
@@ -353,7 +365,7 @@ class StageMemory:
         every = [self.parameters(stage) for stage in range(self.run.layout.pp)]
         groups = [group for each in every for group in each]
         trained = sum(group.trained for group in groups)
-        size = sum(moments_of(group, self.rules, self.run.training)[0] for group in groups)
+        size = added(moments_of(group, self.rules, self.run.training)[0] for group in groups)
         return size / trained if trained else 0.0
 
     def gradients_made(self, stage: int) -> tuple[Sequence[tuple[int, int]], ...]:
@@ -403,7 +415,9 @@ class StageMemory:
         (torch/csrc/autograd/input_buffer.cpp).
         """
         rule = self.timeline.options.gradients
-        ends = [dict(part.trained.shared) for part in parts if part.first < 0]
+        ends = [
+            dict(part.trained.shared) for part in parts if part.first < 0 and part.parameters.total
+        ]
         both = [count for scope, count in ends[0].items() if scope in ends[-1]] if ends else []
         return sum(both) * rule.summed if rule.tied and len(ends) > 1 else 0
 

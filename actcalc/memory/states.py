@@ -133,6 +133,12 @@ class Parameters(NamedTuple):
         return sum(group.parameters for group in self)
 
     @property
+    def reduced(self) -> tuple[int, int]:
+        """Those with gradients: what all replicas have, and what experts' replicas have."""
+        expert = self.expert.trained + self.expert_adapters.trained
+        return self.trained - expert, expert
+
+    @property
     def trained(self) -> int:
         """Those with a gradient."""
         return sum(group.trained for group in self)

@@ -9,7 +9,7 @@ tensors again. Summing what is alive at every op gives the highest moment, whate
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from actcalc.layers.core.graph import Collective, DType, Graph, Op, Tensor, Weight
@@ -87,7 +87,28 @@ class Known:
         self.inside: dict[tuple[str, bool], int] = {}
 
 
-class _Layer:
+class Instant(NamedTuple):
+    """One moment of a layer's pass: what is alive, of which the two collections are not copied."""
+
+    at: str
+    """The op at work."""
+    total: int
+    """Bytes of all of it."""
+    alive: Collection[str]
+    """Names of the layer's tensors."""
+    gradients: Mapping[int, int]
+    """Bytes of gradients by storage."""
+    inside: int
+    """Bytes of temporaries, gradients of weights among them."""
+    kept: int = 0
+    """Bytes of those gradients that stay, of ``inside``."""
+    loss: bool = False
+    """The loss is at work."""
+
+
+class LayerWalk:
+    """One layer under a policy, op by op, forward and backward."""
+
     def __init__(
         self,
         model: ModelGraph,
@@ -114,9 +135,11 @@ class _Layer:
         self.last = last
 
     def size(self, name: str) -> int:
+        """Bytes of a tensor."""
         return self.known.sizes[name]
 
     def total(self, names: Iterable[str]) -> int:
+        """Bytes of tensors, those left out that exist once for all layers."""
         return sum(map(self.known.own.__getitem__, names))
 
     def _value(self, op: Op, backward: bool) -> int:
@@ -198,23 +221,36 @@ class _Layer:
 
     def forward(self, kept: set[str]) -> tuple[int, str]:
         """The highest moment of a forward pass that keeps ``kept``."""
+        highest = max(self.forward_moments(kept), key=lambda moment: moment.total)
+        return highest.total, highest.at
+
+    def forward_moments(self, kept: set[str]) -> Iterator[Instant]:
+        """The moments of a forward pass that keeps ``kept``, in order."""
         graph = self.graph
         alive = {graph.input}
-        best, where = self.total(alive), ""
+        yield Instant("", self.total(alive), alive, {}, 0)
         for index, op in enumerate(graph.ops):
             alive |= set(op.outputs)
-            now = self.total(alive) + self._value(op, backward=False)
-            if now > best:
-                best, where = now, op.name
+            inside = self._value(op, backward=False)
+            yield Instant(op.name, self.total(alive) + inside, alive, {}, inside)
             for name in (*op.inputs, *op.outputs):
                 if self.last.get(name, -1) <= index and name not in kept and name != graph.output:
                     alive.discard(name)
-        return best, where
 
     def backward(self, *, whole: bool) -> tuple[int, str, int]:
-        """The highest moment of the backward pass, re-runs included, and that without the loss.
+        """The highest moment of the backward pass, re-runs included, and that without the loss."""
+        best, where, loss = 0, "", 0
+        for moment in self.backward_moments(whole=whole):
+            if moment.loss:
+                loss = max(loss, moment.total)
+            elif moment.total > best:
+                best, where = moment.total, moment.at
+        return (loss, "cross_entropy", best) if loss > best else (best, where, best)
 
-        A layer re-run ``whole`` makes all it saves before its backward begins.
+    def backward_moments(self, *, whole: bool) -> Iterator[Instant]:
+        """The moments of the backward pass, re-runs included, in order.
+
+        A layer re-run ``whole`` makes all it saved before its backward begins.
         """
         graph = self.graph
         trip = _Trip(self)
@@ -224,13 +260,12 @@ class _Layer:
         gradients.add(graph.output)
         weights = _WeightGradients(self)
         savers = {name: {op.name for op in ops} for name, ops in graph.savers.items()}
-        best, where, loss = 0, "", 0
         if whole:
-            running, _ = self.forward(set(graph.saved))
-            best = running + gradients.total
-            if graph.input not in self.stored:
-                best += self.size(graph.input)
-            where = "re-run"
+            lacking = 0 if graph.input in self.stored else self.size(graph.input)
+            for moment in self.forward_moments(set(graph.saved)):
+                total = moment.total + gradients.total + lacking
+                inside = moment.inside + lacking
+                yield Instant("re-run", total, moment.alive, gradients.sizes, inside)
             alive |= pending
             pending = set()
         groups = _groups(graph, self.again)
@@ -251,17 +286,19 @@ class _Layer:
                 passing = max(self.total(set(o.outputs) - made) for o in members) if members else 0
                 alive |= made
                 pending -= made
-                now = self.total(alive) + gradients.total + passing + trip.more + weights.kept
-                if made and now > best:
-                    best, where = now, f"{members[0].name}"
+                if made:
+                    inside = passing + trip.more + weights.kept
+                    now = self.total(alive) + gradients.total + inside
+                    yield Instant(
+                        members[0].name, now, alive, gradients.sizes, inside, weights.kept
+                    )
             added = gradients.pass_on(op)
+            kept = weights.kept
             own, summing = weights.pass_on(op)
-            rest = self.total(alive) + gradients.total + trip.more
-            now = rest + self._value(op, backward=True) + added + own
-            if op.kind == "loss":
-                loss = max(loss, now)
-            elif now > best:
-                best, where = now, op.name
+            inside = trip.more + self._value(op, backward=True) + added + own
+            now = self.total(alive) + gradients.total + inside
+            loss = op.kind == "loss"
+            yield Instant(op.name, now, alive, gradients.sizes, inside, kept, loss)
             gradients.drop(op.outputs)
             alive -= trip.passed(op)
             for name in op.saves:
@@ -270,10 +307,9 @@ class _Layer:
                     left.discard(op.name)
                     if not left:
                         alive.discard(name)
-            now = self.total(alive) + gradients.total + trip.more + summing
-            if now > best:
-                best, where = now, op.name
-        return (loss, "cross_entropy", best) if loss > best else (best, where, best)
+            inside = trip.more + summing
+            now = self.total(alive) + gradients.total + inside
+            yield Instant(op.name, now, alive, gradients.sizes, inside, weights.kept)
 
 
 class _Trip:
@@ -284,7 +320,7 @@ class _Trip:
     come. Otherwise a tensor comes when an op asks for it, and goes with that op.
     """
 
-    def __init__(self, layer: _Layer) -> None:
+    def __init__(self, layer: LayerWalk) -> None:
         self.layer = layer
         away = layer.away
         self.late = set(away.leaving) if away and not layer.ahead else set[str]()
@@ -320,7 +356,7 @@ class _Trip:
 class _Gradients:
     """Gradients alive, by storage: views and sums hand a storage on."""
 
-    def __init__(self, layer: _Layer) -> None:
+    def __init__(self, layer: LayerWalk) -> None:
         self.layer = layer
         self.storage: dict[str, int] = {}
         self.sizes: dict[int, int] = {}
@@ -371,7 +407,7 @@ class _WeightGradients:
     transposed), so that the look-up's is added out of place; a cast one is added to in place.
     """
 
-    def __init__(self, layer: _Layer) -> None:
+    def __init__(self, layer: LayerWalk) -> None:
         self.layer = layer
         self.rule = layer.options.gradients
         self.active = layer.options.op_by_op
@@ -431,7 +467,7 @@ def working(
     backward asks for it. ``known`` is of the graph and the options, for many outcomes.
     """
     known = known or Known(model, outcome.graph)
-    layer = _Layer(model, outcome, options, away, ahead, known)
+    layer = LayerWalk(model, outcome, options, away, ahead, known)
     if outcome.detached:
         return Working(*layer.forward(set()), 0, "", 0)
     forward, forward_at = layer.forward(set(outcome.stored) - (away.leaving if away else set()))

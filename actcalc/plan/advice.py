@@ -124,7 +124,7 @@ class Advice:
         return tuple(found)
 
     def _cheapest(self, keeps: Keeps) -> Combination | None:
-        allowed = self._allowed(keeps)
+        allowed = self._allowed(keeps, {})
         new = [one for one in allowed if one.keeps == keeps and self.axes.options(one)]
         if keeps != "training" and not new:
             return None
@@ -134,12 +134,16 @@ class Advice:
                 return Combination(keeps, (single.change,), single.need, single.seconds)
         return self._searched(keeps, {})
 
-    def _allowed(self, keeps: Keeps) -> list[Remedy]:
-        return [one for one in self.remedies if one.keeps in ("training", keeps)]
+    def _allowed(self, keeps: Keeps, base: Change) -> list[Remedy]:
+        """Remedies that may stand beside ``base``: where it says the number of replicas, no degree
+        takes more GPUs."""
+        fixed = ("tp", "pp", "cp") if "layout.dp" in base else ()
+        known = [one for one in self.remedies if one.axis not in fixed]
+        return [one for one in known if one.keeps in ("training", keeps)]
 
     def _searched(self, keeps: Keeps, base: Change) -> Combination | None:
         """The cheapest combination beside ``base``, without what it can do without."""
-        parts = Cheapest(self.axes, self._allowed(keeps), base).parts()
+        parts = Cheapest(self.axes, self._allowed(keeps, base), base).parts()
         if parts is None:
             return None
         chosen = self._fewest(parts, base)
@@ -173,44 +177,56 @@ class Advice:
 
     @cached_property
     def more_gpus(self) -> Combination | None:
-        """As few GPUs as hold the run, in powers of two times its own, and what it takes there.
+        """As few GPUs as hold the run trained as it is, and what it takes there.
 
-        More replicas over which weights or states are sharded or, with a framework that splits
-        layers, tensor parallelism within a node first, then pipeline stages. None where the run
-        fits, or nothing does.
+        The fewest times its replicas, over which the framework shards, or, if those are fewer,
+        tensor parallelism within a node and then pipeline stages, in powers of two. None where the
+        run fits, or nothing does.
         """
         if self.fits:
             return None
-        allowed = self._allowed("training")
-        for times in _powers(_MOST_GPUS // self.trials.run.layout.devices):
-            for grid in self._grids(times):
-                if Cheapest(self.axes, allowed, grid).possible:
-                    return self._searched("training", grid)
+        for times in (1 << n for n in range(1, _MOST_GPUS.bit_length())):
+            if self._holds(self._replicas(times)):
+                return self._searched("training", self._replicas(self._fewest_times(times)))
+            split = self._split(times)
+            if split and self._holds(split):
+                return self._searched("training", split)
         return None
 
-    def _grids(self, times: int) -> list[Change]:
-        """Layouts over so many times the run's GPUs, with as many micro-batches in a step."""
-        run = self.trials.run
-        layout, framework = run.layout, run.framework
+    def _fewest_times(self, times: int) -> int:
+        """The least times as many replicas that hold the run; ``times`` do, half of them do not."""
+        low, high = times // 2 + 1, times
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._holds(self._replicas(middle)) else (middle + 1, high)
+        return low
+
+    def _holds(self, base: Change) -> bool:
+        """Whether the run changed by ``base`` fits with the leanest remedies beside it."""
+        return Cheapest(self.axes, self._allowed("training", base), base).possible
+
+    def _replicas(self, times: int) -> Change:
+        """So many times the replicas, weights or states sharded over them as far as can be, with as
+        many micro-batches in a step."""
+        run, layout = self.trials.run, self.trials.run.layout
         dp = layout.dp * times
-        batch = run.workload.micro_batch * self.trials.staged.microbatches * dp
-        stage = max((n for n in framework.zero_stages if n >= layout.zero), default=layout.zero)
-        grids: list[Change] = [
-            {
-                "layout.dp": dp,
-                **({"layout.zero": stage} if stage > layout.zero else {}),
-                **({"workload.global_batch": batch} if run.workload.global_batch else {}),
-            }
-        ]
-        if framework.model_parallel:
-            node = (run.device.devices_per_node if run.device else None) or NODE
-            tp = min(times, max(1, node // layout.tp))
-            split: dict[str, Any] = {"layout.dp": layout.dp, "layout.tp": layout.tp * tp}
-            split |= {"layout.sp": True} if layout.tp * tp > 1 else {}
-            pp = {"layout.pp": layout.pp * (times // tp)} if times > tp else {}
-            grids.append({**split, **pp})
-        return grids
+        stage = max((n for n in run.framework.zero_stages if n >= layout.zero), default=layout.zero)
+        change: dict[str, Any] = {"layout.dp": dp}
+        if stage > layout.zero:
+            change["layout.zero"] = stage
+        if run.workload.global_batch:
+            batch = run.workload.micro_batch * self.trials.staged.microbatches * dp
+            change["workload.global_batch"] = batch
+        return change
 
-
-def _powers(most: int) -> list[int]:
-    return [1 << n for n in range(1, max(1, most).bit_length())]
+    def _split(self, times: int) -> Change:
+        """So many times the GPUs by tensor parallelism within a node, and pipeline stages."""
+        run, layout = self.trials.run, self.trials.run.layout
+        if not run.framework.model_parallel:
+            return {}
+        node = (run.device.devices_per_node if run.device else None) or NODE
+        tp = min(times, max(1, node // layout.tp))
+        change: dict[str, Any] = {"layout.dp": layout.dp}
+        if tp > 1:
+            change |= {"layout.tp": layout.tp * tp, "layout.sp": True}
+        return change if times == tp else {**change, "layout.pp": layout.pp * (times // tp)}

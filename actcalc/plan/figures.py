@@ -10,6 +10,7 @@ from actcalc.errors import SpecError
 from actcalc.plan.named import Fit
 from actcalc.plan.options import ARRIVAL, Costs, ModuleChoice
 from actcalc.solve.plans import Plan, PlanGroup
+from actcalc.specs.numbers import percent
 
 NAMES = {"seconds": "cost_seconds", "flops": "cost_flops"}
 
@@ -189,7 +190,7 @@ def certificate_lines(costs: Costs, plans: Sequence[Plan]) -> tuple[str, ...]:
     if total == bound:
         head = "Proven: no plan of this kind that fits costs less."
     else:
-        head = f"Not proven best: the bound is {bound / total:.1%} of the cost."
+        head = f"Not proven best: the bound is {percent(bound / total)} of the cost."
     if not found:
         return (head,)
     if relaxed >= total:

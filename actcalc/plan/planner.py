@@ -16,6 +16,7 @@ from actcalc.errors import SpecError
 from actcalc.layers.core.graph import Graph
 from actcalc.plan.stages import Laid, Stage, Unit, units_of
 from actcalc.policy.rules import NONE
+from actcalc.solve.clock import spent
 from actcalc.solve.fit import Solved, least_peak, solve_stage
 from actcalc.solve.heuristics import greedy
 from actcalc.solve.plans import (
@@ -86,6 +87,8 @@ class RunPlanner(RunStages):
         cost = None if found is None else found.cost
         best = self._named(stages, budget, cost, proven=found is None or found.bound >= found.cost)
         bound = None if found is None else found.bound
+        if any(self.ways.options(run.graph).loose for stage in stages for run in stage.runs):
+            bound = 0  # ways to run a layer were left out
         if best is not None:
             bound = 0 if self.memory.casts else bound
             return tuple(
@@ -141,10 +144,11 @@ class RunPlanner(RunStages):
         whole = self.laid(stages[0], self.full).cost
         policies = [] if proven and not self.memory.casts else list(self.singles)
         if cost is None or whole < cost:
-            policies.append(self.staged.policy("sqrt"))
-            policies += [self.staged.policy(f"uniform:{n}") for n in range(2, longest + 1)]
-        fitting = []
-        for policy in policies:
+            policies += [self.staged.policy(name) for name in _segmented(longest)]
+        fitting: list[list[Laid]] = []
+        for index, policy in enumerate(policies):
+            if index and spent():
+                break
             every = [self.laid(stage, policy) for stage in stages]
             if max(each.peak for each in every) <= budget:
                 fitting.append(every)
@@ -225,10 +229,14 @@ class RunPlanner(RunStages):
         if self._special is not None:
             return 2**60
         longest = max(len(graphs) for stage in stages for graphs in stage.graphs)
-        names = ("sqrt", *(f"uniform:{n}" for n in range(2, longest + 1)))
-        policies = [self.staged.policy(name) for name in names]
+        policies = [self.staged.policy(name) for name in _segmented(longest)]
         policies += self.singles if self.memory.casts else ()
-        return min(max(self.laid(stage, policy).peak for stage in stages) for policy in policies)
+        least = 2**60
+        for policy in policies:
+            if least < 2**60 and spent():
+                break
+            least = min(least, max(self.laid(stage, policy).peak for stage in stages))
+        return least
 
     @cached_property
     def free(self) -> int:
@@ -272,6 +280,14 @@ class RunPlanner(RunStages):
             )
             for stage in self.stages
         )
+
+
+def _segmented(longest: int) -> list[str]:
+    """Policies of whole segments: every length up to 128, and of more layers a row of lengths."""
+    lengths = list(range(2, min(longest, 128) + 1))
+    while lengths and lengths[-1] < longest:
+        lengths.append(min(longest, lengths[-1] * 3 // 2))
+    return ["sqrt", *(f"uniform:{n}" for n in lengths)]
 
 
 _METHOD = "one moment at a time, and a search from the last layer"

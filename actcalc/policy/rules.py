@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from actcalc.errors import SpecError
 from actcalc.layers.core.graph import Graph, Op
-from actcalc.specs.recompute import ALIASES, MODULES
+from actcalc.specs.recompute import ALIASES, COUNTED, MODULES, WHOLE
 
 Boundary = Literal["replicated", "own", "split"]
 
@@ -121,16 +121,10 @@ NAMES = (
     "none",
     *ALIASES,
     *MODULES,
-    "full",
-    "full-sharded",
-    "sqrt",
-    "recursive",
-    "op",
-    "uniform:N",
-    "block:N",
-    "every:N",
+    *WHOLE,
+    *(f"{name}:N" for name in COUNTED),
 )
-_COUNTED = r"(uniform|block|every):(\d{1,6})"
+_COUNTED = rf"({'|'.join(COUNTED)}):(\d{{1,6}})"
 
 
 def parse_policy(text: str, *, full_boundary: Boundary = "own") -> Policy:
@@ -159,15 +153,15 @@ def parse_policy(text: str, *, full_boundary: Boundary = "own") -> Policy:
     for word in name.split("+"):
         module = ALIASES.get(word.strip(), word.strip())
         if module not in MODULES:
-            whole = ("none", "full", "full-sharded", "sqrt", "recursive", "op")
-            if word in whole:
+            if word in ("none", *WHOLE):
                 raise SpecError(
                     f"policy {name!r}: {word!r} already decides for the whole layer",
                     "combine only modules: " + ", ".join([*ALIASES, *MODULES]),
                 )
             raise SpecError(f"unknown policy {name!r}", "policies: " + ", ".join(NAMES))
-        if module not in modules:
-            modules.append(module)
+        if module in modules:
+            raise SpecError(f"policy {name!r} names {module} twice", "name each module once")
+        modules.append(module)
     return Policy(name, modules=tuple(modules))
 
 

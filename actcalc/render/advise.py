@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from actcalc.answers.advise import AdviceReport, CombinationFigure, FirstAdvice, RemedyFigure
 from actcalc.plan.advice import ALIKE
 from actcalc.render.compare import run_lines
 from actcalc.render.room import less
-from actcalc.render.sheet import Column, Sheet, bytes_column, rows_of
+from actcalc.render.sheet import Column, Sheet, bytes_column, fits_column, rows_of
 from actcalc.render.units import count, digits, percent, size
 
 _TRAINED = {
@@ -21,14 +22,18 @@ _TRAINED = {
 
 def advise_sheets(result: AdviceReport, units: str) -> list[Sheet]:
     """The verdict and the combination first, then every remedy alone, then the run's own time."""
+    answer, *told = verdict(result, units)
     above = (
-        *verdict(result, units),
         *run_lines(result.model, result.layout, result.workload, result.framework),
         f"policy {result.policy}  peak on stage {result.peak_stage}, {result.peak_at}"
         if result.layout["pp"] > 1
         else f"policy {result.policy}  peak {result.peak_at}",
     )
-    sheets = [_remedies(result, units, above)]
+    sheets = [
+        replace(
+            _remedies(result, units, above), answer=answer, fits=result.fits, advice=tuple(told)
+        )
+    ]
     if result.spare:
         sheets.append(_spare(result, units))
     return sheets
@@ -133,10 +138,7 @@ def _remedies(result: AdviceReport, units: str, above: tuple[str, ...]) -> Sheet
             "slowdown_at_least", "at\nleast", lambda value: "at least" if value else "",
             shown=False,
         ),
-        Column(
-            "enough", "fits\n ", lambda value: "yes" if value else "no", align="left",
-            shown=not result.fits,
-        ),
+        fits_column("enough", shown=not result.fits),
         Column("keeps", "keeps", shown=False),
     )  # fmt: skip
     least = any(one.slowdown_at_least for one in result.remedies)
@@ -163,9 +165,9 @@ def _commands(result: AdviceReport) -> tuple[str, ...]:
     best = result.combination or result.more_gpus
     if best is None:
         return ()
-    lines = [best.command]
+    lines = [f"Shown by: {best.command}"]
     if best.launch_file is not None:
-        lines.append(f"{best.launch_file}: {'  '.join(best.launch_changes)}")
+        lines.append(f"Written for {best.launch_file}: {'  '.join(best.launch_changes)}")
     return tuple(lines)
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from actcalc.answers.breakdown import Breakdown
 from actcalc.policy.leaves import Leaf
-from actcalc.render.compare import run_lines
+from actcalc.render.compare import in_units, run_lines
 from actcalc.render.sheet import Column, Row, Sheet, bytes_column
+from actcalc.render.units import percent, size
 
 
 def breakdown_sheets(result: Breakdown, units: str) -> list[Sheet]:
     """One sheet per kind of layer, one for what exists once, one for embedding and head."""
+    units = in_units(result, units)
     inputs = run_lines(result.model, result.layout, result.workload, result.framework)
     sheets = []
     for index, total in enumerate(result.layers):
@@ -33,11 +36,23 @@ def breakdown_sheets(result: Breakdown, units: str) -> list[Sheet]:
         sheets.append(
             _sheet("Embedding and output head (not in the layers' figures)", result.ends, units)
         )
-    last = sheets[-1]
-    sheets[-1] = Sheet(
-        last.title, last.columns, last.rows, last.above, last.below, notes=result.notes
-    )
+    sheets[-1] = replace(sheets[-1], notes=result.notes)
+    sheets[0] = replace(sheets[0], answer=_answer(result, units))
     return sheets
+
+
+def _answer(result: Breakdown, units: str) -> str:
+    """What one layer keeps, and the largest tensor of it."""
+    first = result.layers[0]
+    own = [leaf for leaf in result.tensors if leaf.layer == first.layer]
+    kind = "layer" if len(result.layers) == 1 else f"{first.layer} layer"
+    text = f"One {kind} keeps {size(first.bytes, units)} under {result.policy}"
+    if not own:
+        return f"{text}."
+    most = max(own, key=lambda leaf: leaf.bytes)
+    share = percent(most.bytes / first.bytes) if first.bytes else "0 %"
+    many = "1 tensor" if len(own) == 1 else f"{len(own)} tensors"
+    return f"{text}, in {many}; {_words(most.tensor)} is {share} of it."
 
 
 def _sheet(
@@ -51,11 +66,11 @@ def _sheet(
 ) -> Sheet:
     columns = (
         Column("module", "module", align="left"),
-        Column("op", "op", _words, align="left", wrap=True),
+        Column("op", "op", _words, align="left", wrap=True, rank=2),
         Column("tensor", "tensor", _words, align="left", wrap=True),
-        Column("shape", "shape", align="left", wrap=True),
-        Column("formula", "formula", align="left", wrap=True),
-        Column("dtype", "type", align="left"),
+        Column("shape", "shape", align="left", wrap=True, rank=3),
+        Column("formula", "formula", align="left", wrap=True, rank=1),
+        Column("dtype", "type", align="left", rank=4),
         bytes_column("bytes", "size", [leaf.bytes for leaf in leaves], units),
     )
     rows: list[Row] = []

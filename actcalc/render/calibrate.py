@@ -20,6 +20,7 @@ def calibrate_sheets(result: DeviceShares) -> list[Sheet]:
         Sheet(
             title=f"{result.gpu}: shares of the peaks of {result.device['name']}, "
             f"{result.precision}",
+            answer=f"This GPU reaches: {flags.replace(',', ', ')}.",
             columns=columns,
             rows=tuple(
                 Row((share.share, share.value, share.before, share.how)) for share in result.shares

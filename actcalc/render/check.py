@@ -5,13 +5,13 @@ from __future__ import annotations
 from actcalc.answers.check import Check, CheckFigure
 from actcalc.render.compare import run_lines
 from actcalc.render.sheet import Column, Row, Sheet, share_column
-from actcalc.render.units import count, size
+from actcalc.render.units import count, percent, size
 
 _NAMES = {
     "parameters": "parameters",
     "resident": "kept between steps",
     "peak_allocated": "peak, allocated",
-    "peak_reserved": "peak, reserved (predicted: the least)",
+    "peak_reserved": "peak, reserved",
     "device_used": "memory of the device (predicted: the least)",
     "needed": "asked for when it failed (a least)",
     "step_seconds": "step time",
@@ -38,6 +38,8 @@ def check_sheets(result: Check, units: str) -> list[Sheet]:
             rows=rows,
             records=tuple(_record(figure) for figure in result.figures),
             keys=tuple(column.key for column in columns),
+            answer=_answer(result),
+            fits=result.within,
             above=(
                 *run_lines(result.model, result.layout, result.workload, result.framework),
                 f"policy {result.policy}",
@@ -81,11 +83,22 @@ def _shown(value: float, unit: str, units: str) -> str:
     return count(value) if unit == "parameters" else f"{value:,.0f}"
 
 
+def _answer(result: Check) -> str:
+    """How far prediction and log are apart, in one sentence."""
+    far = [figure for figure in result.figures if not figure.within]
+    if not far:
+        return "Every figure lies in the range that is stated for it."
+    worst = max(far, key=lambda figure: abs(figure.difference_ratio or 0.0))
+    off = percent(worst.difference_ratio) if worst.difference_ratio is not None else "unknown"
+    return (
+        f"{len(far)} of {len(result.figures)} figures are out of range, {name_of(worst)} most: "
+        f"{off}."
+    )
+
+
 def _below(result: Check) -> tuple[str, ...]:
     far = [figure for figure in result.figures if not figure.within]
     lines = [f"{name_of(f)}: {f.cause}." for f in far if f.cause]
-    if not far:
-        lines.append("Every figure lies in the range that is stated for it.")
     if result.calibration:
         lines += ["For `actcalc mfu ... --calibrate FILE`:", *result.calibration.splitlines()]
     return tuple(lines)

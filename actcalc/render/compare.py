@@ -11,16 +11,19 @@ from actcalc.answers.header import RunAnswer
 from actcalc.render.names import distinct_names
 from actcalc.render.room import room
 from actcalc.render.sheet import (
+    SPARE,
     Column,
     Row,
     Sheet,
     bytes_column,
+    fits_column,
+    ranked,
     rows_of,
     share_column,
     sizes_column,
 )
 from actcalc.render.training import extra_words
-from actcalc.render.units import count, digits, percent, size
+from actcalc.render.units import SBH_T, Multiple, count, digits, percent, size
 
 
 def compare_sheets(result: Comparison, units: str, advice: tuple[str, ...] = ()) -> list[Sheet]:
@@ -28,30 +31,58 @@ def compare_sheets(result: Comparison, units: str, advice: tuple[str, ...] = ())
 
     ``advice`` is what to change, where no policy fits.
     """
+    units = in_units(result, units)
     policies = result.policies
     where = "all layers" if result.stage_layers == result.model["layers"] else "stage 0"
     columns = (
         Column("policy", "policy", align="left"),
-        sizes_column("stored_bytes_per_layer", "per layer", policies, units),
+        ranked(3, sizes_column("stored_bytes_per_layer", "per layer", policies, units)),
         sizes_column("stored_bytes", where, policies, units),
         share_column("saved_ratio", "saved\n "),
-        share_column("recompute_forward_ratio", "re-run:\nof fwd"),
-        share_column("recompute_flops_per_model_flops_ratio", "of step\nFLOPs"),
-        sizes_column("peak_bytes", "peak with\ntransient", policies, units),
+        ranked(1, share_column("recompute_forward_ratio", "re-run:\nof fwd")),
+        ranked(4, share_column("recompute_flops_per_model_flops_ratio", "of step\nFLOPs")),
+        ranked(2, sizes_column("peak_bytes", "peak with\ntransient", policies, units)),
+        Column("formula", "one layer keeps", align="left", rank=SPARE),
     )
     notes = [f"{p.policy} {p.note}" for p in policies if p.note]
+    answer, fits = _answer(result, units)
     return [
         Sheet(
             title=f"{result.title}: activations kept for backward, per GPU",
             columns=columns,
             rows=rows_of(columns, policies),
-            above=(*_unfit(result, units), *advice, *_inputs(result)),
-            below=(*_optimum(result, units), result.advice),
+            answer=answer,
+            fits=fits,
+            advice=advice,
+            above=_inputs(result),
+            below=_optimum(result, units),
             notes=(*notes, *result.notes),
         ),
-        *([_times(result, units)] if result.device else []),
+        *([_times(result, "GB" if units == SBH_T else units)] if result.device else []),
         *([_largest(result)] if result.device else []),
     ]
+
+
+def in_units(result: RunAnswer, units: str) -> str:
+    """``units``, with sbh/t as this run has it: bytes per element of a layer's input on a rank."""
+    if units != SBH_T:
+        return units
+    work = result.workload
+    elements = work["seq"] * work["micro_batch"] * result.model["hidden"]
+    return Multiple(units, elements / result.layout["tp"])
+
+
+def _answer(result: Comparison, units: str) -> tuple[str, bool | None]:
+    """What to do, in one sentence, and whether anything fits; without a device that is advice."""
+    if result.device is None:
+        return result.advice, None
+    if any(p.fits for p in result.policies):
+        return _cheapest(result), True
+    least = min(result.policies, key=lambda p: p.device_bytes or 0)
+    needs = over_memory(least.device_bytes or 0, result, units)
+    smaller = max(p.largest_micro_batch or 0 for p in result.policies)
+    remedy = f"; micro-batch {smaller} fits" if smaller else ""
+    return f"Does not fit: {least.policy}, the smallest, {needs}{remedy}.", False
 
 
 def _times(result: Comparison, units: str) -> Sheet:
@@ -60,19 +91,18 @@ def _times(result: Comparison, units: str) -> Sheet:
     device = result.device or {}
     columns = (
         Column("policy", "policy", align="left"),
-        Column("layer_forward_seconds", "layer fwd\nms", _milliseconds),
-        Column("layer_backward_seconds", "layer bwd\nms", _milliseconds),
+        Column("layer_forward_seconds", "layer fwd\nms", _milliseconds, rank=4),
+        Column("layer_backward_seconds", "layer bwd\nms", _milliseconds, rank=3),
         Column("step_seconds", "step\ns", digits),
-        share_column("slowdown_ratio", "slower\n "),
-        Column("tokens_per_second_per_gpu", "tokens/s\nper GPU", _whole),
-        sizes_column("device_bytes", "whole GPU", policies, units),
-        Column("fits", "fits\n ", lambda fits: "yes" if fits else "no", align="left"),
+        ranked(1, share_column("slowdown_ratio", "slower\n ")),
+        Column("tokens_per_second_per_gpu", "tokens/s\nper GPU", _whole, rank=2),
+        ranked(1, sizes_column("device_bytes", "whole GPU", policies, units)),
+        fits_column("fits"),
     )
     return Sheet(
         title=f"time on {device.get('name')}, predicted by a roofline per op",
         columns=columns,
         rows=rows_of(columns, policies),
-        below=(_cheapest(result),),
         notes=(
             "A layer is timed for one micro-batch on one rank; its backward includes the re-run.",
         ),
@@ -86,30 +116,15 @@ def over_memory(needed: int, result: RunAnswer, units: str) -> str:
     return f"needs {size(needed, units)} of {room_text} per GPU ({device['name']})"
 
 
-def _unfit(result: Comparison, units: str) -> tuple[str, ...]:
-    """What to say first where the device holds none of the policies; nothing where it holds one."""
-    if result.device is None or any(p.fits for p in result.policies):
-        return ()
-    least = min(result.policies, key=lambda p: p.device_bytes or 0)
-    needs = over_memory(least.device_bytes or 0, result, units)
-    smaller = max(p.largest_micro_batch or 0 for p in result.policies)
-    remedy = f"; micro-batch {smaller} fits" if smaller else ""
-    return (f"Does not fit: {least.policy}, the smallest, {needs}{remedy}.",)
-
-
 def _cheapest(result: Comparison) -> str:
     """Which policy to run at this micro-batch: the fastest of those that fit."""
     fitting = [p for p in result.policies if p.fits and p.step_seconds is not None]
-    if not fitting:
-        sizes = [p.largest_micro_batch or 0 for p in result.policies]
-        more = "" if max(sizes) == 0 else "; a smaller micro-batch does"
-        return f"No policy fits at micro-batch {result.workload['micro_batch']}{more}."
     best = min(fitting, key=lambda p: (p.step_seconds or 0.0, p.device_bytes or 0))
     slower = best.slowdown_ratio or 0.0
     how = "not slower than none" if slower < 5e-4 else f"{percent(slower)} slower than none"
     return (
-        f"Cheapest policy that fits: {best.policy}, {digits(best.step_seconds or 0.0)} s per step "
-        f"({how})."
+        f"Fits: {best.policy} is the fastest policy that does, "
+        f"{digits(best.step_seconds or 0.0)} s per step ({how})."
     )
 
 
@@ -127,9 +142,9 @@ def _largest(result: Comparison) -> Sheet:
     columns = (
         Column("policy", "policy", align="left"),
         Column("largest_micro_batch", "micro-\nbatch"),
-        Column("largest_step_seconds", "step\ns", digits),
+        Column("largest_step_seconds", "step\ns", digits, rank=3),
         Column("largest_samples_per_second", "sequences\nper s", digits),
-        Column("largest_tokens_per_second_per_gpu", "tokens/s\nper GPU", _whole),
+        Column("largest_tokens_per_second_per_gpu", "tokens/s\nper GPU", _whole, rank=2),
         Column("relative_throughput_ratio", f"throughput\nof {policies[0].policy}", _times_of),
     )
     rows = rows_of(columns, policies)
@@ -189,6 +204,7 @@ def model_sheets(results: Sequence[Comparison], units: str) -> list[Sheet]:
     where = f" on {results[0].device['name']}" if timed and results[0].device else ""
     return [
         Sheet(
+            answer=_of_models(names, results, units),
             title=f"recompute policies of {len(results)} models{where}",
             columns=tuple(columns),
             rows=tuple(rows),
@@ -203,10 +219,30 @@ def model_sheets(results: Sequence[Comparison], units: str) -> list[Sheet]:
     ]
 
 
+def _of_models(names: Sequence[str], results: Sequence[Comparison], units: str) -> str:
+    """The model with the highest throughput; without a device, what each keeps."""
+    rates = [
+        (policy.largest_tokens_per_second_per_gpu, name, policy)
+        for name, result in zip(names, results, strict=True)
+        for policy in result.policies
+        if policy.largest_tokens_per_second_per_gpu
+    ]
+    if rates:
+        rate, name, policy = max(rates, key=lambda each: each[0] or 0.0)
+        return f"Most tokens: {name} under {policy.policy}, {rate:,.0f} a second and GPU."
+    if all(result.device for result in results):
+        return "Does not fit: no policy of any of these models, not even with one sequence."
+    kept = [
+        f"{name} keeps {size(result.policies[0].stored_bytes, units)}"
+        for name, result in zip(names, results, strict=True)
+    ]
+    return f"Under {results[0].policies[0].policy} {', '.join(kept)}."
+
+
 def _short(result: Comparison) -> str:
     work = result.workload
     return (
-        f"s {work['seq']} b {work['micro_batch']} {work['precision']} {work['attention']} "
+        f"s {work['seq']:,} b {work['micro_batch']} {work['precision']} {work['attention']} "
         f"attention, {result.framework} kernels"
         + "".join(f", {word}" for word in extra_words(result.training))
     )
@@ -242,13 +278,13 @@ def run_lines(
     """The inputs of a run in two or three short lines."""
     shape = [
         f"{model['layers']} layers",
-        f"h {model['hidden']}",
+        f"h {model['hidden']:,}",
         *_parts(model),
-        f"v {model['vocab']}",
+        f"v {model['vocab']:,}",
     ]
     dropout = workload["dropout"] and (model["hidden_dropout"] or model["attention_dropout"])
     work = [
-        f"s {workload['seq']}",
+        f"s {workload['seq']:,}",
         f"b {workload['micro_batch']}",
         workload["precision"],
         *([f"{workload['attention']} attention"] if _has(model, "*") else []),
@@ -276,7 +312,7 @@ def _parts(model: dict[str, Any]) -> list[str]:
     """Heads and feed-forward width, where the model has layers with them."""
     heads, kv = model["heads"], model["kv_heads"]
     parts = [f"a {heads}", *([f"kv {kv}"] if kv != heads else [])] if _has(model, "*") else []
-    return [*parts, *([f"ffn {model['ffn']}"] if _has(model, "-E") else [])]
+    return [*parts, *([f"ffn {model['ffn']:,}"] if _has(model, "-E") else [])]
 
 
 def _inputs(result: Comparison) -> tuple[str, ...]:
@@ -326,6 +362,7 @@ def _optimum(result: Comparison, units: str) -> tuple[str, ...]:
 def side_by_side(results: Sequence[Comparison], units: str) -> list[Sheet]:
     """The same run under several framework profiles: one table, a pair of columns a profile."""
     first = results[0]
+    units = in_units(first, units)
     names = list(dict.fromkeys(p.policy for result in results for p in result.policies))
     found = [{p.policy: p for p in result.policies} for result in results]
     layer = [p.stored_bytes_per_layer for result in results for p in result.policies]
@@ -362,6 +399,7 @@ def side_by_side(results: Sequence[Comparison], units: str) -> list[Sheet]:
     )
     return [
         Sheet(
+            answer=_of_profiles(results, units),
             title=f"{first.title}: activations kept for backward, per GPU, by profile",
             columns=tuple(columns),
             rows=tuple(rows),
@@ -370,6 +408,18 @@ def side_by_side(results: Sequence[Comparison], units: str) -> list[Sheet]:
             notes=tuple(notes),
         )
     ]
+
+
+def _of_profiles(results: Sequence[Comparison], units: str) -> str:
+    """What one layer keeps under each profile, for the first policy that all of them have."""
+    name = results[0].policies[0].policy
+    kept = [
+        f"{result.framework} keeps {size(policy.stored_bytes_per_layer, units)}"
+        for result in results
+        for policy in result.policies
+        if policy.policy == name
+    ]
+    return f"Of one layer under {name}, {', '.join(kept)}."
 
 
 def _formula(result: Comparison) -> str:

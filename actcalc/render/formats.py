@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from actcalc.render.plain import ascii_text
 from actcalc.render.sheet import Sheet
 from actcalc.specs.row import Row
 
@@ -42,6 +43,10 @@ class Format(Row):
     """Whether it holds one chart, and nothing else."""
     write: Callable[[Parts], str | bytes]
     """The whole answer as text, or as bytes where the format is no text."""
+    for_people: bool
+    """Whether it leaves out details (-v has them); what machines read is always whole."""
+    escape: Callable[[str], str]
+    """Its text in ASCII, for a stream that is not UTF-8."""
 
 
 def _table(parts: Parts) -> str:
@@ -53,7 +58,26 @@ def _table(parts: Parts) -> str:
 def _json(parts: Parts) -> str:
     import json
 
-    return json.dumps(parts.document(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(parts.document(), indent=2, ensure_ascii=False, allow_nan=False)
+    return unseen(text) + "\n"
+
+
+def unseen(text: str) -> str:
+    """JSON whose strings have escapes for all that cannot be seen: the same document."""
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(
+        each if each == "\n" or each.isprintable() else json_escape(each) for each in text
+    )
+
+
+def json_escape(each: str) -> str:
+    """A character as JSON escapes it, in two halves where it needs them."""
+    code = ord(each)
+    if code < 0x10000:
+        return f"\\u{code:04x}"
+    code -= 0x10000
+    return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
 
 
 def _csv(parts: Parts) -> str:
@@ -92,16 +116,34 @@ def _vega_lite(parts: Parts) -> str:
     return vega_lite(parts.chart())
 
 
+def _json_escapes(text: str) -> str:
+    import json
+
+    return "".join(sign if sign.isascii() else json.dumps(sign)[1:-1] for sign in text)
+
+
+def _xml_escapes(text: str) -> str:
+    return text.encode("ascii", "xmlcharrefreplace").decode()
+
+
 _ROWS = (
-    Format(name="table", endings=(".txt",), drawn=False, write=_table),
-    Format(name="json", endings=(".json",), drawn=False, write=_json),
-    Format(name="csv", endings=(".csv",), drawn=False, write=_csv),
-    Format(name="markdown", endings=(".md", ".markdown"), drawn=False, write=_markdown),
-    Format(name="svg", endings=(".svg",), drawn=True, write=_svg),
-    Format(name="png", endings=(".png",), drawn=True, write=_png),
-    Format(name="vl.json", endings=(".vl.json",), drawn=True, write=_vega_lite),
-    Format(name="html", endings=(".html", ".htm"), drawn=False, write=_html),
-)
+    Format(name="table", endings=(".txt",), drawn=False, write=_table,
+           for_people=True, escape=ascii_text),
+    Format(name="json", endings=(".json",), drawn=False, write=_json,
+           for_people=False, escape=_json_escapes),
+    Format(name="csv", endings=(".csv",), drawn=False, write=_csv,
+           for_people=False, escape=ascii_text),
+    Format(name="markdown", endings=(".md", ".markdown"), drawn=False, write=_markdown,
+           for_people=True, escape=ascii_text),
+    Format(name="svg", endings=(".svg",), drawn=True, write=_svg,
+           for_people=True, escape=_xml_escapes),
+    Format(name="png", endings=(".png",), drawn=True, write=_png,
+           for_people=True, escape=ascii_text),
+    Format(name="vl.json", endings=(".vl.json",), drawn=True, write=_vega_lite,
+           for_people=False, escape=_json_escapes),
+    Format(name="html", endings=(".html", ".htm"), drawn=False, write=_html,
+           for_people=True, escape=_xml_escapes),
+)  # fmt: skip
 
 FORMATS: Mapping[str, Format] = {row.name: row for row in _ROWS}
 """Every format by its name; the first is that of the terminal."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from actcalc.answers.measure.figures import (
@@ -17,11 +18,12 @@ from actcalc.render.sheet import (
     Row,
     Sheet,
     bytes_column,
+    flops_column,
     rows_of,
     share_column,
     sizes_column,
 )
-from actcalc.render.units import count, flops, size
+from actcalc.render.units import count, flops, percent, size
 
 
 def measure_sheets(result: Measurement, units: str) -> list[Sheet]:
@@ -29,10 +31,7 @@ def measure_sheets(result: Measurement, units: str) -> list[Sheet]:
     sheets = [_parts(result), _tensors(result, units)]
     if result.gpu is not None:
         sheets.insert(1, _step(result, units))
-    last = sheets[-1]
-    sheets[-1] = Sheet(
-        last.title, last.columns, last.rows, last.above, last.below, notes=result.notes
-    )
+    sheets[-1] = replace(sheets[-1], notes=result.notes)
     return sheets
 
 
@@ -70,8 +69,9 @@ def _parts(result: Measurement) -> Sheet:
             Row(_figures("= whole model", total)[:width], "strong", rule_after=True),
             Row(number[:width]),
         ),
+        answer=_verdict(result),
+        fits=result.exact,
         above=_inputs(result),
-        below=(_verdict(result),),
     )
 
 
@@ -117,9 +117,9 @@ def _verdict(result: Measurement) -> str:
     if result.exact:
         return f"No difference: {profile} predicts every part to the byte."
     measured, difference = result.measured_bytes, result.difference_bytes or 0
-    share = f" ({abs(difference) / measured:.2%})" if measured else ""
+    share = f" ({percent(abs(difference) / measured)})" if measured else ""
     if not difference:
-        return f"The totals agree, but not every part: see the differences to {profile} above."
+        return f"The totals agree, but not every part: see the differences to {profile} below."
     what = "more" if difference > 0 else "less"
     return f"PyTorch keeps {abs(difference):,} B {what} than {profile} says{share}."
 
@@ -247,13 +247,14 @@ def layer_sheets(result: LayerComparison, units: str) -> list[Sheet]:
         sizes_column("stored_bytes_per_layer", "per layer", policies, units),
         sizes_column("stored_bytes", "all layers", policies, units),
         share_column("saved_ratio", "saved\n "),
-        Column("recompute_flops", "re-run\nFLOPs", flops),
+        flops_column("recompute_flops", "re-run", policies),
         share_column("recompute_forward_ratio", "of fwd\n "),
     )
     layers = "1 layer" if result.layers == 1 else f"{result.layers} layers"
     return [
         Sheet(
             title=f"{result.name}: a measured {result.layer_class}, what its modules keep",
+            answer=_of_modules(result, units),
             columns=columns,
             rows=rows_of(columns, policies),
             above=(
@@ -263,3 +264,13 @@ def layer_sheets(result: LayerComparison, units: str) -> list[Sheet]:
             notes=result.notes,
         )
     ]
+
+
+def _of_modules(result: LayerComparison, units: str) -> str:
+    """What the layer keeps, and the module that frees most of it."""
+    first, *rest = result.policies
+    kept = f"One layer keeps {size(first.stored_bytes_per_layer, units)} under {first.policy}"
+    if not rest:
+        return f"{kept}."
+    best = max(rest, key=lambda policy: policy.saved_ratio)
+    return f"{kept}; re-running {_modules(best.policy)} frees {percent(best.saved_ratio)} of it."

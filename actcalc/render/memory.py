@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -9,28 +10,27 @@ from actcalc.answers.memory import MemoryReport
 from actcalc.memory.figures import StageFigure
 from actcalc.memory.limits import LimitFigure
 from actcalc.render.compare import run_lines
-from actcalc.render.names import distinct_names
 from actcalc.render.room import room
 from actcalc.render.sheet import Column, Row, Sheet, bytes_column, rows_of, sizes_column
 from actcalc.render.training import training_lines
 from actcalc.render.units import count, digits, scale, size
 from actcalc.specs.schedules import SCHEDULES
 
-_PARTS = (
-    Column("weights_bytes", "weights"),
-    Column("gradients_bytes", "grads"),
-    Column("optimizer_bytes", "optim"),
-    Column("activations_bytes", "activ"),
-    Column("transient_bytes", "trans"),
-    Column("other_bytes", "other", get=lambda stage: stage.buffers_bytes + stage.overhead_bytes),
-)
-
-
-_FAR = 20  # times as large: no one unit suits both runs
+PARTS = (
+    Column("weights_bytes", "weights", rank=2),
+    Column("gradients_bytes", "grads", rank=2),
+    Column("optimizer_bytes", "optim", rank=2),
+    Column("activations_bytes", "activ", rank=1),
+    Column("transient_bytes", "trans", rank=4),
+    Column(
+        "other_bytes", "other", rank=5, get=lambda stage: stage.buffers_bytes + stage.overhead_bytes
+    ),
+)  # fmt: skip
+"""What the memory of a stage is made of."""
 
 
 def _key(stage: StageFigure) -> tuple[object, ...]:
-    return (stage.layers, *(part.of(stage) for part in _PARTS), stage.total_bytes)
+    return (stage.layers, *(part.of(stage) for part in PARTS), stage.total_bytes)
 
 
 def _named(stages: list[StageFigure]) -> str:
@@ -49,15 +49,16 @@ def memory_sheets(result: MemoryReport, units: str, advice: tuple[str, ...] = ()
     divisor, unit = scale(total, units)
     columns = (
         Column("stage", "stage\n", align="left", shown=many),
-        Column("layers", "layers\n", shown=many),
-        Column("in_flight", "held\n", shown=many),
+        Column("layers", "layers\n", shown=many, rank=6),
+        Column("in_flight", "held\n", shown=many, rank=3),
         *(
             replace(
                 bytes_column(part.key, part.title, [total], units),
                 shown=any(part.of(stage) for stage in stages),
                 get=part.get,
+                rank=part.rank,
             )
-            for part in _PARTS
+            for part in PARTS
         ),
         bytes_column("total_bytes", "total", [total], units),
         Column(
@@ -65,6 +66,7 @@ def memory_sheets(result: MemoryReport, units: str, advice: tuple[str, ...] = ()
             f"left\n{unit}",
             lambda value: digits(value / divisor),
             shown=judged,
+            style=lambda value: "red" if value < 0 else "",
         ),
     )
 
@@ -81,13 +83,16 @@ def memory_sheets(result: MemoryReport, units: str, advice: tuple[str, ...] = ()
             columns=columns,
             rows=tuple(rows),
             records=tuple(record(stage, stage.stage) for stage in stages),
-            above=_inputs(result),
-            below=(*_below(result, units), *advice),
+            answer=_answer(result, units),
+            fits=result.fits,
+            advice=advice,
+            above=input_lines(result),
+            below=_below(result, units),
             notes=result.notes,
         ),
         *([_buffers(result, units)] if any(stage.buffers for stage in stages) else []),
         *[_moments(stage, units, many=many) for stage in stages if stage.moments],
-        *([_limits(result.limits, units)] if result.limits else []),
+        *([limits_sheet(result.limits, units)] if result.limits else []),
     ]
 
 
@@ -114,6 +119,7 @@ def _moments(stage: StageFigure, units: str, *, many: bool) -> Sheet:
         *(
             replace(
                 bytes_column(key, title, totals, units),
+                rank=1,
                 shown=any(getattr(moment, key) for moment in moments),
             )
             for key, title in _KINDS
@@ -159,7 +165,8 @@ def _steady(stage: StageFigure) -> list[int]:
     return kept
 
 
-def _inputs(result: MemoryReport) -> tuple[str, ...]:
+def input_lines(result: MemoryReport) -> tuple[str, ...]:
+    """The inputs of a run: model, work, states, policy."""
     lines = run_lines(result.model, result.layout, result.workload, result.framework)
     schedule = f"  {result.schedule}, {result.microbatches} micro-batches"
     return (
@@ -176,10 +183,31 @@ def _below(result: MemoryReport, units: str) -> tuple[str, ...]:
     lines = [
         f"Peak {where}{top.peak_at}: {size(top.peak_bytes, units)} allocated, "
         f"{size(top.static_bytes, units)} of it stay between steps.",
+        *_reserved(top, units, outside=result.device is not None),
         *([_held(result)] if len(result.stages) > 1 else []),
-        *_fitting(result, units),
     ]
     return tuple(lines)
+
+
+def _answer(result: MemoryReport, units: str) -> str:
+    """Whether the run fits its device; without one, what the fullest GPU needs."""
+    if result.device is not None:
+        return _fitting(result, units)
+    top = result.stages[result.peak_stage]
+    where = f"The fullest GPU, of stage {top.stage}," if len(result.stages) > 1 else "One GPU"
+    return f"{where} needs {size(top.total_bytes, units)} under {result.policy}."
+
+
+def _reserved(top: StageFigure, units: str, *, outside: bool) -> tuple[str, ...]:
+    """What the allocator reserves, and the driver shows."""
+    most, expandable = top.reserved_bytes, top.reserved_expandable_bytes
+    if most is None or expandable is None:
+        return ()
+    shown = f"; the driver shows {size(most + top.overhead_bytes, units)}" if outside else ""
+    return (
+        f"PyTorch reserves {size(most, units)} for that ({size(expandable, units)} with "
+        f"expandable_segments){shown}.",
+    )
 
 
 def _held(result: MemoryReport) -> str:
@@ -191,20 +219,20 @@ def _held(result: MemoryReport) -> str:
     return f"held: activations in flight, of one micro-batch on one of the stage's {chunks} chunks."
 
 
-def _fitting(result: MemoryReport, units: str) -> tuple[str, ...]:
-    """Whether the run fits its device, in one sentence; nothing without a device."""
+def _fitting(result: MemoryReport, units: str) -> str:
+    """Whether the run fits its device, in one sentence; empty without a device."""
     if result.device is None:
-        return ()
+        return ""
     top, name = result.stages[result.peak_stage], result.device["title"]
     many = len(result.stages) > 1
     usable = room(result.device, result.headroom_ratio, units)
     if result.fits:
         where = "left on the fullest stage" if many else "left"
-        return (f"Fits {name}: {size(top.margin_bytes or 0, units)} of {usable} are {where}.",)
+        return f"Fits {name}: {size(top.margin_bytes or 0, units)} of {usable} are {where}."
     over = f"{size(-(top.margin_bytes or 0), units)} over"
     short = sum(not stage.fits for stage in result.stages)
     which = f"{short} of {len(result.stages)} stages do not fit, the fullest is " if many else ""
-    return (f"Does not fit {name}, {usable}: {which}{over}.",)
+    return f"Does not fit {name}, {usable}: {which}{over}."
 
 
 def _buffers(result: MemoryReport, units: str) -> Sheet:
@@ -216,18 +244,20 @@ def _buffers(result: MemoryReport, units: str) -> Sheet:
     )  # fmt: skip
     columns = (
         Column("buffer", "buffer", align="left", get=lambda line: line.name),
-        Column("bytes", "size", lambda value: size(value, units)),
+        sizes_column("bytes", "size", top.buffers, units),
         allocated,
         Column("about", "what for", align="left", wrap=True),
     )
     return Sheet(
+        detail=True,
         title="buffers and context" + (f" of stage {top.stage}" if len(result.stages) > 1 else ""),
         columns=columns,
         rows=rows_of(columns, top.buffers),
     )
 
 
-def _limits(limits: tuple[LimitFigure, ...], units: str, of: str = "") -> Sheet:
+def limits_sheet(limits: Sequence[LimitFigure], units: str, of: str = "") -> Sheet:
+    """The largest sizes that fit, a row for each policy and quantity."""
     columns = (
         Column("policy", "policy", align="left"),
         Column("quantity", "quantity", align="left"),
@@ -240,64 +270,3 @@ def _limits(limits: tuple[LimitFigure, ...], units: str, of: str = "") -> Sheet:
         columns=columns,
         rows=rows_of(columns, limits),
     )
-
-
-def two_sheets(first: MemoryReport, second: MemoryReport, units: str) -> list[Sheet]:
-    """Two runs side by side: the fullest stage of each, part by part, and the differences."""
-    one, two = first.stages[first.peak_stage], second.stages[second.peak_stage]
-    figures = [(part.title, part.of(one), part.of(two)) for part in _PARTS]
-    figures = [figure for figure in figures if figure[1] or figure[2]]
-    figures.append(("total", one.total_bytes, two.total_bytes))
-    every = [value for _, a, b in figures for value in (a, b, b - a)]
-    names = distinct_names((first, second))
-    titles = dict(
-        zip(
-            ("first_bytes", "second_bytes", "difference_bytes"), (*names, "difference"), strict=True
-        )
-    )
-    totals = sorted((one.total_bytes, two.total_bytes))
-    if totals[1] > _FAR * totals[0]:
-        measures = [Column(key, title, lambda v: size(v, units)) for key, title in titles.items()]
-    else:
-        measures = [bytes_column(key, title, every, units) for key, title in titles.items()]
-    columns = (Column("part", "part", align="left"), *measures)
-    return [
-        Sheet(
-            title="memory of the fullest GPU, two runs",
-            columns=columns,
-            rows=tuple(Row((title, a, b, b - a)) for title, a, b in figures),
-            above=tuple(
-                line
-                for name, result in zip(names, (first, second), strict=True)
-                for line in (f"{name}:", *(f"  {text}" for text in _inputs(result)))
-            ),
-            below=tuple(
-                f"{name}: {line}"
-                for name, result, stage in zip(names, (first, second), (one, two), strict=True)
-                for line in (
-                    f"peak {f'on stage {stage.stage}, ' if len(result.stages) > 1 else ''}"
-                    f"{stage.peak_at}.",
-                    *_fitting(result, units),
-                )
-            ),
-            notes=_both_notes(names, (first, second)),
-        ),
-        *(
-            _limits(result.limits, units, of=name)
-            for name, result in zip(names, (first, second), strict=True)
-            if result.limits
-        ),
-    ]
-
-
-def _both_notes(names: list[str], results: tuple[MemoryReport, MemoryReport]) -> tuple[str, ...]:
-    """Notes of two runs, those of one of them with its name."""
-    first, second = results
-    alike = [note for note in first.notes if note in second.notes]
-    own = [
-        f"{name}: {note}"
-        for name, result in zip(names, results, strict=True)
-        for note in result.notes
-        if note not in alike
-    ]
-    return (*alike, *own)

@@ -23,9 +23,9 @@ def four(value: float | str) -> str:
     if isinstance(value, str):
         return value
     if value == int(value) and abs(value) < 1e6:
-        return f"{int(value)}"
+        return f"{int(value):,}"
     text = f"{value:.4g}"
-    return f"{value:.0f}" if "e" in text and abs(value) >= 1 else text
+    return f"{value:,.0f}" if abs(value) >= 1000 else text
 
 
 def _unfit(result: Utilisation, units: str) -> str:
@@ -36,6 +36,22 @@ def _unfit(result: Utilisation, units: str) -> str:
     if result.basis == "predicted":
         return f"Does not fit: {needs}."
     return f"With this layout and policy a run {needs}: what was measured had others."
+
+
+def _answer(result: Utilisation, units: str) -> str:
+    """The utilisation of a measured step, or the step that was asked for."""
+    unfit = _unfit(result, units)
+    if unfit and result.basis == "predicted":
+        return unfit
+    mfu, hfu = f"{100 * result.mfu_ratio:.1f} %", f"{100 * result.hfu_ratio:.1f} %"
+    if not result.possible:
+        return f"This cannot be: it asks for {mfu} MFU, {hfu} HFU of {result.device['name']}."
+    step = f"{four(_warranted(result))} s"
+    if result.basis == "measured":
+        return f"{mfu} MFU, {hfu} HFU: a step of {step} on {result.gpus} x {result.device['name']}."
+    how = f"At {mfu} MFU" if result.basis == "mfu" else "By the roofline"
+    rest = f" ({hfu} HFU)" if result.basis == "mfu" else f": {mfu} MFU, {hfu} HFU"
+    return f"{how} a step takes {step}{rest}."
 
 
 def _warranted(result: Utilisation) -> float | str:
@@ -67,10 +83,12 @@ def mfu_sheets(result: Utilisation, units: str, advice: tuple[str, ...] = ()) ->
             Column("unit", "unit", align="left"),
         ),
         rows=tuple(Row(row) for row in _quantities(result)),
+        answer=_answer(result, units),
+        advice=advice if unfit and result.basis == "predicted" else (),
+        fits=False if not result.possible or (unfit and result.basis == "predicted") else None,
         above=(
-            *([unfit, *advice] if unfit and result.basis == "predicted" else []),
             *lines,
-            f"policy {result.policy}  {result.global_batch} sequences per step  "
+            f"policy {result.policy}  {_sequences(result.global_batch)} per step  "
             f"{_BASIS[result.basis]}",
         ),
         below=(
@@ -83,6 +101,10 @@ def mfu_sheets(result: Utilisation, units: str, advice: tuple[str, ...] = ()) ->
         records=(tuple(record.values()),),
     )
     return [sheet, *([_calibration(result.calibration)] if result.calibration else [])]
+
+
+def _sequences(batch: int) -> str:
+    return "1 sequence" if batch == 1 else f"{batch:,} sequences"
 
 
 def _quantities(result: Utilisation) -> list[tuple[str, float | str, str]]:

@@ -38,7 +38,8 @@ def _facts(result: RunAnswer) -> dict[str, str | None]:
             found |= {key: _text(each) for key, each in fields.items() if key != "name"}
         else:
             found[section] = _text(value)
-    return found
+    policy = _text(getattr(result, "policy", None))
+    return found | ({} if policy is None else {"policy": policy})
 
 
 def _text(value: Any) -> str | None:
@@ -49,4 +50,4 @@ def _word(key: str, text: str | None) -> str:
     word = key.replace("_", "-")
     if text in ("True", "False"):
         return word if text == "True" else f"no {word}"
-    return str(text) if key in ("framework", "device") else f"{word} {text}"
+    return str(text) if key in ("framework", "device", "policy") else f"{word} {text}"

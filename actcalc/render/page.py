@@ -14,6 +14,7 @@ from html import escape
 from importlib.util import find_spec
 
 from actcalc import __version__
+from actcalc.errors import visible
 from actcalc.render.charts.chart import NARROW, WIDE, Chart
 from actcalc.render.sheet import Sheet
 
@@ -100,10 +101,12 @@ def section(sheet: Sheet, *, heading: bool = True, level: int = 2) -> str:
     """One sheet: its title, the lines above, the table, the lines below, the notes."""
     title = f"<h{level}>{text(sheet.title)}</h{level}>\n"
     parts = [title] if heading and sheet.title else []
+    parts += [f'<p class="answer">{text(sheet.answer)}</p>\n'] if sheet.answer else []
+    parts += [f"<p>{text(line)}</p>\n" for line in sheet.advice]
     parts += [f'<p class="soft">{text(line)}</p>\n' for line in sheet.above]
     if sheet.shown_columns:
         parts.append(table(sheet))
-    parts += [f"<p>{text(line)}</p>\n" for line in sheet.below]
+    parts += [f"<p>{text(line)}</p>\n" for line in (*sheet.below, *sheet.details)]
     parts += [f'<p class="note">{text(note)}</p>\n' for note in sheet.notes]
     return "<section>\n" + "".join(parts) + "</section>\n"
 
@@ -174,4 +177,4 @@ def _inline(drawn: str, name: str) -> str:
 
 def text(value: str) -> str:
     """Text as HTML, safe inside elements and quoted attributes."""
-    return escape(value, quote=True)
+    return escape(visible(value), quote=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from math import prod
@@ -11,7 +11,6 @@ from typing import Any
 from actcalc.answers.measured_plan import LayerPlan
 from actcalc.answers.plan import NO_OFFLOAD, RunPlan
 from actcalc.answers.plan_changes import PlanStates
-from actcalc.answers.plan_problem import ProblemPlan
 from actcalc.plan.figures import LayersFigure, RivalFigure, StageFigure
 from actcalc.render.compare import run_lines
 from actcalc.render.sheet import (
@@ -19,20 +18,16 @@ from actcalc.render.sheet import (
     Row,
     Sheet,
     bytes_column,
+    fits_column,
+    flops_column,
+    ranked,
     rows_of,
+    seconds_column,
     share_column,
     sizes_column,
 )
 from actcalc.render.training import training_lines
-from actcalc.render.units import count, digits, flops, percent, size
-
-
-def seconds(value: float) -> str:
-    """Seconds with a unit that suits: ``1.3 ms``."""
-    for limit, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if abs(value) >= limit:
-            return f"{digits(value / limit)} {unit}"
-    return "0" if value == 0 else f"{digits(value * 1e9)} ns"
+from actcalc.render.units import count, digits, flops, percent, seconds, size
 
 
 def plan_sheets(
@@ -152,12 +147,12 @@ def _what(figure: LayersFigure) -> str:
     return ops or "nothing"
 
 
-def _cost_columns(result: RunPlan, title: str) -> tuple[Column, Column]:
+def _cost_columns(result: RunPlan, title: str, things: Sequence[Any]) -> tuple[Column, Column]:
     """The cost in seconds and in FLOPs, of which people see the one there is."""
     timed = result.device is not None
     return (
-        Column("cost_seconds", title, seconds, shown=timed),
-        Column("cost_flops", title, flops, shown=not timed),
+        replace(seconds_column("cost_seconds", title, things), shown=timed, rank=1),
+        replace(flops_column("cost_flops", title, things), shown=not timed, rank=1),
     )
 
 
@@ -171,12 +166,12 @@ def _plan_columns(result: RunPlan, units: str, *, shown: bool) -> tuple[Column, 
     each = "a layer\nor segment" if any(one.segment > 1 for one in layers) else "each"
     columns = (
         Column("stage", "stage", align="left"),
-        Column("kind", "kind", align="left"),
+        Column("kind", "kind", align="left", rank=2),
         Column("count", "layers"),
         Column("recompute", "re-run in backward", align="left", wrap=True),
         Column("offloaded", "offloaded to host", align="left", wrap=True, shown=result.offload),
-        bytes_column("stored_bytes", f"stored\n{each}", stored, units),
-        *_cost_columns(result, f"cost\n{each}"),
+        ranked(1, bytes_column("stored_bytes", f"stored\n{each}", stored, units)),
+        *_cost_columns(result, f"cost\n{each}", layers),
         Column("segment", "segment", shown=False),
         Column("feasible", "feasible", shown=False),
         Column("stage_peak_bytes", "peak", shown=False),
@@ -235,11 +230,26 @@ def _plan(result: RunPlan, units: str, states: PlanStates | None) -> Sheet:
         title=_title(result, units),
         columns=_plan_columns(result, units, shown=True),
         rows=tuple(rows),
+        answer=_answer(result, units),
+        fits=True,
         above=_above(result, states),
-        below=(*_totals(result, units), *result.certificate),
+        below=_totals(result, units),
+        details=result.certificate,
         notes=result.notes,
         records=_records(result),
     )
+
+
+def _answer(result: RunPlan, units: str) -> str:
+    """Whether the plan fits, what it costs, and whether that is the least."""
+    cost = cost_of(result, result) or 0
+    share = cost / result.forward_cost if result.forward_cost else 0.0
+    again = any(one.recompute for stage in result.stages for one in stage.layers)
+    price = f"re-running {percent(share)} of a forward pass" if again else "nothing is re-run"
+    if again and not cost:
+        price = "re-running what has no products"
+    least = "; no plan is cheaper" if result.optimal and again else ""
+    return f"Fits in {size(result.memory_bytes, units)}: {price}{least}."
 
 
 def _totals(result: RunPlan, units: str) -> tuple[str, ...]:
@@ -319,9 +329,9 @@ def _rivals(result: RunPlan, units: str) -> Sheet:
         columns=(
             Column("policy", "plan", align="left", wrap=True),
             bytes_column("peak_bytes", "peak", peaks, units),
-            *_cost_columns(result, "cost\n "),
+            *_cost_columns(result, "cost", [result, *fitting]),
             share_column("of_forward_ratio", "of a\nforward"),
-            Column("cost_per_plan_cost_ratio", "times\nthe plan", digits),
+            Column("cost_per_plan_cost_ratio", "times\nthe plan", digits, rank=2),
         ),
         rows=tuple(rows),
         below=tuple(below),
@@ -365,11 +375,11 @@ def _infeasible(
     result: RunPlan, units: str, states: PlanStates | None, advice: tuple[str, ...]
 ) -> Sheet:
     least = result.smallest_memory_bytes or 0
-    below = [
-        f"No plan fits in {size(result.memory_bytes, units)}: even the leanest needs "
-        f"{size(least, units)} ({least:,} bytes).",
-        *advice,
-    ]
+    answer = (
+        f"Does not fit: no plan needs less than {size(least, units)} ({least:,} bytes), of "
+        f"{size(result.memory_bytes, units)}."
+    )
+    below = []
     rest = max((stage.rest_bytes for stage in result.stages), default=0)
     if not result.activations_only:
         below.append(
@@ -389,12 +399,14 @@ def _infeasible(
     columns = (
         Column("change", "what to change", align="left", shown=shown),
         replace(bytes_column("smallest_memory_bytes", "then enough", sizes, units), shown=shown),
-        Column(
-            "fits", "fits\n ", lambda fits: "yes" if fits else "no", "left", shown=shown,
-            get=lambda one: one.smallest_memory_bytes <= result.memory_bytes,
+        fits_column(
+            "fits", shown=shown, get=lambda one: one.smallest_memory_bytes <= result.memory_bytes
         ),
     )  # fmt: skip
     return Sheet(
+        answer=answer,
+        fits=False,
+        advice=advice,
         title=_title(result, units),
         columns=columns,
         rows=rows_of(columns, result.changes),
@@ -423,7 +435,7 @@ def _frontier(result: RunPlan, units: str) -> Sheet:
     columns = (
         sizes_column("memory_bytes", "memory", points, units),
         sizes_column("peak_bytes", "peak", points, units),
-        *_cost_columns(result, "cost\n "),
+        *_cost_columns(result, "cost", points),
         share_column(
             "of_forward_ratio", "of a\nforward",
             get=lambda point: (cost_of(result, point) or 0) / forward if forward else None,
@@ -440,62 +452,3 @@ def _frontier(result: RunPlan, units: str) -> Sheet:
         if points
         else (),
     )
-
-
-def problem_sheets(result: ProblemPlan, units: str) -> list[Sheet]:
-    """The plan of a user's own problem; the same columns for machines where none fits."""
-    title = f"{result.method} plan, {size(result.budget_bytes, units)}, {result.peak_model}"
-    groups = result.groups
-    each = "a segment" if any(group["segment"] > 1 for group in groups) else "each"
-    stored = [group["stored_bytes"] for group in groups]
-    columns = (
-        Column("layer_type", "kind", align="left"),
-        Column("count", "layers"),
-        Column("segment", "layers a\nsegment"),
-        Column("recompute", "re-run in backward", align="left", wrap=True),
-        bytes_column("stored_bytes", f"stored\n{each}", stored, units),
-        Column("cost", f"cost\n{each}", lambda value: f"{value:,}"),
-        Column("feasible", "feasible", shown=False),
-        Column("smallest_memory_bytes", "smallest", shown=False),
-    )
-    least = result.smallest_memory_bytes
-    if not result.feasible:
-        line = "No plan fits."
-        if least is not None:
-            line = f"No plan fits; {least:,} bytes would do ({size(least, units)})."
-        return [
-            Sheet(
-                title=title,
-                columns=tuple(replace(column, shown=False) for column in columns),
-                rows=(),
-                above=(line,),
-                records=((*(None,) * 6, False, least),),
-            )
-        ]
-    rows = tuple(
-        Row(
-            (
-                group["layer_type"],
-                group["count"],
-                group["segment"],
-                ", ".join(group["recompute"]) or "nothing",
-                group["stored_bytes"],
-                group["cost"],
-                True,
-                least,
-            )
-        )
-        for group in groups
-    )
-    proof = "proven optimal" if result.optimal else f"lower bound {result.lower_bound:,}"
-    return [
-        Sheet(
-            title=title,
-            columns=columns,
-            rows=rows,
-            below=(
-                f"cost {result.cost:,} ({proof}), stored {size(result.stored_bytes or 0, units)}, "
-                f"peak {size(result.peak_bytes or 0, units)}, of all layers together.",
-            ),
-        )
-    ]

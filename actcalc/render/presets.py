@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -19,7 +20,7 @@ def list_sheets(found: Mapping[Any, Sequence[Preset]]) -> list[Sheet]:
         Column("name", "name", align="left"),
         Column("title", "what", align="left", wrap=True),
     )
-    return [
+    sheets = [
         _devices(group)
         if kind == "devices"
         else Sheet(
@@ -30,25 +31,28 @@ def list_sheets(found: Mapping[Any, Sequence[Preset]]) -> list[Sheet]:
         for kind, group in found.items()
         if group
     ]
+    counts = [f"{len(group)} {kind}" for kind, group in found.items() if group]
+    answer = f"{', '.join(counts)}; `actcalc presets show NAME` has every value with its source."
+    return [replace(sheets[0], answer=answer), *sheets[1:]] if sheets else sheets
 
 
 def _devices(group: Sequence[Preset]) -> Sheet:
     """Devices side by side: memory, dense peaks, links."""
 
-    def figure(key: str, title: str, unit: float) -> Column:
-        return Column(key, title, lambda value: digits(value / unit))
+    def figure(key: str, title: str, unit: float, rank: int) -> Column:
+        return Column(key, title, lambda value: digits(value / unit), rank=rank)
 
     columns = (
         Column("name", "name", align="left"),
-        figure("usable_bytes", "memory\nGiB", 2**30),
-        figure("memory_bandwidth_bytes_per_second", "its\nGB/s", 1e9),
-        figure("bf16", "bf16\nTFLOP/s", 1e12),
-        figure("fp8", "fp8\nTFLOP/s", 1e12),
-        figure("intra_node_bandwidth_bytes_per_second", "in node\nGB/s", 1e9),
-        figure("inter_node_bandwidth_bytes_per_second", "network\nGB/s", 1e9),
-        figure("host_bandwidth_bytes_per_second", "host\nGB/s", 1e9),
-        Column("devices_per_node", "per\nnode"),
-        Column("compute_capability", "CUDA"),
+        figure("usable_bytes", "memory\nGiB", 2**30, 0),
+        figure("memory_bandwidth_bytes_per_second", "its\nGB/s", 1e9, 1),
+        figure("bf16", "bf16\nTFLOP/s", 1e12, 0),
+        figure("fp8", "fp8\nTFLOP/s", 1e12, 2),
+        figure("intra_node_bandwidth_bytes_per_second", "in node\nGB/s", 1e9, 2),
+        figure("inter_node_bandwidth_bytes_per_second", "network\nGB/s", 1e9, 3),
+        figure("host_bandwidth_bytes_per_second", "host\nGB/s", 1e9, 4),
+        Column("devices_per_node", "per\nnode", rank=5),
+        Column("compute_capability", "CUDA", rank=6),
         Column("title", "title", shown=False),
     )
     rows = []
@@ -63,8 +67,7 @@ def _devices(group: Sequence[Preset]) -> Sheet:
         rows=tuple(rows),
         notes=(
             "Memory is what a process can use where the driver's figure is known, else as sold; "
-            "peaks are dense; links in one direction; `actcalc presets show NAME` has every figure "
-            "with its source.",
+            "peaks are dense; links in one direction.",
         ),
     )
 
@@ -113,7 +116,11 @@ def show_sheets(preset: Preset) -> list[Sheet]:
         Row((key, value, preset.sources.get(key, ""))) for key, value in _flat(preset.values, "")
     )
     title = f"{preset.name}: {preset.title} ({preset.kind.removesuffix('s')})"
-    return [Sheet(title=title, columns=columns, rows=rows)]
+    sources = len({source for source in preset.sources.values() if source})
+    many = "1 source" if sources == 1 else f"{sources} sources"
+    return [
+        Sheet(title="", columns=columns, rows=rows, answer=f"{title}: {len(rows)} values, {many}.")
+    ]
 
 
 def _flat(node: Any, path: str) -> Iterator[tuple[str, Any]]:

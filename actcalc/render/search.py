@@ -7,8 +7,8 @@ from typing import Any
 
 from actcalc.answers.search import COLUMNS, FoundLayout, Search
 from actcalc.render.room import room
-from actcalc.render.sheet import Column, Sheet, rows_of, share_column, sizes_column
-from actcalc.render.units import digits
+from actcalc.render.sheet import Column, Sheet, ranked, rows_of, share_column, sizes_column
+from actcalc.render.units import digits, percent
 
 _USUAL = {"sp": False, "vpp": 1, "cp": 1, "ep": 1, "etp": None, "zero": 0}
 _LISTED = {
@@ -26,6 +26,8 @@ def search_sheets(
     work, usable = result.workload, room(result.device, result.headroom_ratio, units)
     return [
         Sheet(
+            answer=_answer(result),
+            fits=None if result.results else False,
             title=f"{result.title}: layouts on {result.gpus} x {result.device['name']}, fastest "
             "first",
             columns=columns,
@@ -36,7 +38,6 @@ def search_sheets(
                 f"{result.considered:,} layouts, of which {result.feasible:,} fit {usable}; "
                 f"{_LISTED[result.listed]}",
             ),
-            below=_below(result),
             notes=result.notes,
             keys=COLUMNS if records is not None else None,
             records=None if records is None else tuple(records),
@@ -47,10 +48,20 @@ def search_sheets(
 _ONE = dict.fromkeys(("tp", "pp", "vpp", "cp", "ep", "etp", "dp"), 1) | {"sp": False}
 
 
-def _below(result: Search) -> tuple[str, ...]:
+def _answer(result: Search) -> str:
+    """The fastest layout that fits, in words."""
     if not result.results:
-        return ("No layout fits: more GPUs, a smaller sequence, or what `actcalc advise` says.",)
-    return ()
+        return "Does not fit: more GPUs, a smaller sequence, or what `actcalc advise` says."
+    best = result.results[0]
+    words = [
+        name if value is True else f"{name} {value}"
+        for name, value in best.layout.items()
+        if name in _ONE and value and value != _ONE[name]
+    ]
+    return (
+        f"Fastest: {' '.join(words) or 'one GPU'}, {best.policy} at micro-batch "
+        f"{best.micro_batch}: {digits(best.step_seconds)} s a step, {percent(best.mfu_ratio)} MFU."
+    )
 
 
 def _columns(result: Search, units: str) -> tuple[Column, ...]:
@@ -75,8 +86,8 @@ def _columns(result: Search, units: str) -> tuple[Column, ...]:
         ),
         Column("micro_batch", "micro-\nbatch"),
         Column("policy", "policy", align="left"),
-        sizes_column("peak_bytes", "fullest GPU", found, units),
+        sizes_column("peak_bytes", "a GPU", found, units),
         Column("step_seconds", "step\ns", digits),
-        Column("tokens_per_second_per_gpu", "tokens/s\nper GPU", digits),
-        share_column("mfu_ratio", "MFU\n "),
+        Column("tokens_per_second_per_gpu", "tokens/s\nper GPU", digits, rank=2),
+        ranked(1, share_column("mfu_ratio", "MFU\n ")),
     )

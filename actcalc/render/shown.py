@@ -7,7 +7,7 @@ from html import escape
 from importlib import import_module
 from typing import Any
 
-from actcalc.render.sheet import Sheet
+from actcalc.render.sheet import Sheet, brief
 from actcalc.render.table import export_text
 from actcalc.render.text import Table, tables
 from actcalc.specs.result import Result
@@ -26,8 +26,9 @@ _DRAWN: Mapping[str, tuple[str, str]] = {
     "actcalc/mfu/1": ("mfu", "mfu_sheets"),
     "actcalc/plan/1": ("plan", "plan_sheets"),
     "actcalc/plan-layer/1": ("plan", "plan_sheets"),
-    "actcalc/plan-problem/1": ("plan", "problem_sheets"),
+    "actcalc/plan-problem/1": ("plan_problem", "problem_sheets"),
     "actcalc/search/1": ("search", "search_sheets"),
+    "actcalc/sweep/1": ("sweep", "sweep_sheets"),
     "actcalc/terms/1": ("explain", "terms_sheets"),
 }
 """Module and function that draw each kind of answer, by its schema."""
@@ -46,12 +47,12 @@ def text(result: Result) -> str:
     """The result as the terminal shows it."""
     if result.schema_name not in _DRAWN:
         return f"{type(result).__name__}(...)"
-    return "\n".join(line.rstrip() for line in export_text(sheets_of(result)).splitlines())
+    return export_text(brief(sheets_of(result))).rstrip("\n")
 
 
 def html(result: Result) -> str:
     """The result as a notebook shows it: plain tables, which its own style sheet dresses."""
-    return "\n".join(_html(sheet) for sheet in sheets_of(result) if sheet.visible)
+    return "\n".join(_html(sheet) for sheet in brief(sheets_of(result)) if sheet.visible)
 
 
 def table(result: Result) -> tuple[Sequence[str], Sequence[Sequence[Any]]]:
@@ -61,7 +62,10 @@ def table(result: Result) -> tuple[Sequence[str], Sequence[Sequence[Any]]]:
 
 
 def _html(sheet: Sheet) -> str:
-    parts = [f"<p><strong>{escape(sheet.title)}</strong></p>"] if sheet.title else []
+    parts = [f"<p><strong>{escape(sheet.answer)}</strong></p>"] if sheet.answer else []
+    parts += [f"<p>{escape(line)}</p>" for line in sheet.advice]
+    title = escape(sheet.title)
+    parts += [f"<p>{title if parts else f'<strong>{title}</strong>'}</p>"] if title else []
     parts += [f"<p>{escape(line)}</p>" for line in sheet.above]
     columns = sheet.shown_columns
     if columns:

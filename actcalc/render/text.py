@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv as csv_module
 import io
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +24,28 @@ def csv(sheets: list[Sheet]) -> str:
             out.write("\n")
         writer.writerow(table.keys)
         for row in table.rows:
-            writer.writerow(["" if value is None else value for value in row])
+            writer.writerow([_cell(value) for value in row])
     return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """A value for a spreadsheet, which would run a text that begins like a formula."""
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not value.startswith(_FORMULAS) or _is_number(value):
+        return value
+    return "'" + value
+
+
+_FORMULAS = ("=", "+", "-", "@")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -52,12 +73,7 @@ def tables(sheets: list[Sheet]) -> list[Table]:
             found[0] = Table(found[0].keys + keys[1:], wider)
         else:
             found.append(Table(keys, rows))
-    lines = [
-        (line,)
-        for sheet in sheets
-        for line in (sheet.title, *sheet.above, *sheet.below, *sheet.notes)
-        if line
-    ]
+    lines = [(line,) for sheet in sheets for line in sheet.lines]
     return found or [Table(("line",), lines)]
 
 
@@ -78,7 +94,11 @@ def markdown(sheets: list[Sheet]) -> str:
     for sheet in sheets:
         if not sheet.visible:
             continue
-        lines = [f"**{sheet.title}**", ""] if sheet.title else []
+        lines = [f"**{_escape(sheet.answer)}**", ""] if sheet.answer else []
+        for line in sheet.advice:
+            lines += [_escape(line), ""]
+        title = _escape(sheet.title)
+        lines += [title if sheet.answer else f"**{title}**", ""] if title else []
         for line in sheet.above:
             lines += [_escape(line), ""]
         columns = sheet.shown_columns
@@ -92,7 +112,7 @@ def markdown(sheets: list[Sheet]) -> str:
                     _row([f"**{c}**" if c and row.style == "strong" else c for c in cells])
                 )
             lines.append("")
-        for line in sheet.below:
+        for line in (*sheet.below, *sheet.details):
             lines += [_escape(line), ""]
         for note in sheet.notes:
             lines += [f"> {_escape(note)}", ""]
@@ -105,4 +125,8 @@ def _row(cells: list[str]) -> str:
 
 
 def _escape(text: str) -> str:
-    return text.replace("|", "\\|").replace("*", "\\*").replace("\n", " ")
+    """``text`` as Markdown shows it: no mark-up, no link, no HTML."""
+    return _MARKS.sub(r"\\\g<0>", text.replace("<", "&lt;")).replace("\n", " ")
+
+
+_MARKS = re.compile(r"[\\|*`\[\]]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")

@@ -31,7 +31,7 @@ def training_lines(
 
 def extra_words(training: Mapping[str, Any]) -> list[str]:
     """Adapters, offload and cross-entropy, where they are not the defaults."""
-    words = []
+    words = [] if training["objective"] == "sft" else [training["objective"].upper()]
     if training["lora_rank"]:
         base = f", base in {training['base_bits']} bits" if training["base_bits"] < 16 else ""
         kind = "DoRA" if training["dora"] else "LoRA"

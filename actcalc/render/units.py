@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+from actcalc.specs.numbers import digits as digits
+from actcalc.specs.numbers import percent as percent
+
 DECIMAL = ("B", "kB", "MB", "GB", "TB", "PB")
 BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
+SBH_T = "sbh/t"
+"""A unit of a run's own, in which the paper's 34 and 80 can be seen."""
+
+
+class Multiple(str):
+    """A unit made of the run's own sizes: its name, and the bytes of one."""
+
+    bytes: float
+
+    def __new__(cls, name: str, size_bytes: float) -> Multiple:
+        """The unit called ``name``, of ``size_bytes``."""
+        unit = super().__new__(cls, name)
+        unit.bytes = size_bytes
+        return unit
+
+
 def scale(largest: float, units: str) -> tuple[float, str]:
     """Divisor and unit in which ``largest`` bytes reads well (1 to 1000, 1 to 1024 for GiB)."""
+    if isinstance(units, Multiple):
+        return units.bytes, str(units)
     base, names = (1000.0, DECIMAL) if units == "GB" else (1024.0, BINARY)
     power = 0
     while power + 1 < len(names) and abs(largest) >= 0.9995 * base ** (power + 1):
@@ -15,37 +36,16 @@ def scale(largest: float, units: str) -> tuple[float, str]:
     return base**power, names[power]
 
 
-def digits(value: float) -> str:
-    """Three significant digits, without an exponent: 34.4, 107, 0.604, 0."""
-    if value == 0:
-        return "0"
-    size = abs(value)
-    if size >= 99.95:
-        return f"{value:.0f}"
-    if size >= 9.995:
-        return f"{value:.1f}"
-    if size >= 0.9995:
-        return f"{value:.2f}"
-    if size >= 0.0005:
-        return f"{value:.3f}"
-    return f"{value:.1g}"
-
-
 def size(value: float, units: str) -> str:
     """Bytes with their own unit: ``359 MB`` or ``342 MiB``."""
     divisor, unit = scale(value, units)
-    return f"{digits(value / divisor)} {unit}"
+    return f"{amount(value, divisor, units)} {unit}"
 
 
-def percent(ratio: float) -> str:
-    """A share in per cent: ``2.7 %``, ``70 %``."""
-    value = 100 * ratio
-    if value == 0:
-        return "0 %"
-    if abs(value) < 0.05:
-        return f"{value:.2g} %"
-    one = abs(value) < 9.95 or 99.5 <= abs(value) < 100
-    return f"{value:.1f} %" if one else f"{value:.0f} %"
+def amount(value: float, divisor: float, units: str) -> str:
+    """Bytes over ``divisor``: three digits, but a multiple that is whole as it is (34)."""
+    whole = isinstance(units, Multiple) and value % divisor == 0
+    return f"{value / divisor:,.0f}" if whole else digits(value / divisor)
 
 
 def count(value: float) -> str:
@@ -56,16 +56,31 @@ def count(value: float) -> str:
     return f"{value:g}"
 
 
+def flops_scale(largest: float) -> tuple[float, str]:
+    """Divisor and unit in which ``largest`` FLOPs read well."""
+    for limit, prefix in (
+        (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"),
+    ):  # fmt: skip
+        if largest >= limit:
+            return limit, f"{prefix}FLOP"
+    return 1.0, "FLOP"
+
+
 def flops(value: float) -> str:
     """FLOPs with a prefix: ``2.17 PFLOP``."""
-    for limit, prefix in (
-        (1e21, "Z"),
-        (1e18, "E"),
-        (1e15, "P"),
-        (1e12, "T"),
-        (1e9, "G"),
-        (1e6, "M"),
-    ):
-        if value >= limit:
-            return f"{digits(value / limit)} {prefix}FLOP"
-    return f"{value:g} FLOP"
+    divisor, unit = flops_scale(value)
+    return f"{digits(value / divisor) if divisor > 1 else f'{value:g}'} {unit}"
+
+
+def seconds_scale(largest: float) -> tuple[float, str]:
+    """Divisor and unit in which ``largest`` seconds read well."""
+    for limit, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if abs(largest) >= limit:
+            return limit, unit
+    return 1e-9, "ns"
+
+
+def seconds(value: float) -> str:
+    """Seconds with a unit that suits: ``1.3 ms``."""
+    divisor, unit = seconds_scale(value)
+    return f"{digits(value / divisor)} {unit}" if value else "0"

@@ -27,6 +27,8 @@ from actcalc.run.placement import (
     plain_order,
     plain_work,
 )
+from actcalc.specs.model import Model
+from actcalc.specs.objectives import OBJECTIVES
 from actcalc.specs.recompute import ALIASES, MODULES
 from actcalc.specs.run import Run
 from actcalc.specs.workload import Workload
@@ -59,10 +61,11 @@ class StagedRun:
     def __init__(self, run: Run) -> None:
         run, workload = _resolved(run)
         self.run = run
+        model, step = _of_example(run, workload)
+        self.base: ModelGraph = model_graph(model, run.layout, step, run.framework)
+        """The graphs before fine-tuning: a reference model runs them."""
         self.graph: ModelGraph = adapted(
-            model_graph(run.model, run.layout, workload, run.framework),
-            run.training,
-            autocast=workload is not run.workload,
+            self.base, run.training, autocast=workload is not run.workload
         )
         self.places: tuple[Chunks, ...] = placement(run.model.depth, run.layout)
         self.ends: tuple[tuple[Ends, ...], ...] = ends(run.layout)
@@ -274,6 +277,21 @@ def _work(one: Moment) -> Work:
     return Work(one.kind, one.chunk, tuple(a + w for a, w in held))
 
 
+def _of_example(run: Run, workload: Workload) -> tuple[Model, Workload]:
+    """The model with its objective's head, and the work with all sequences of its examples.
+
+    A micro-batch of pairs is twice as many sequences, which go through the model together.
+    """
+    row = OBJECTIVES[run.training.objective]
+    model = run.model
+    if row.head == "score":
+        model = model.model_copy(update={"head": "score", "tied": False})
+    if row.sequences > 1:
+        many = workload.micro_batch * row.sequences
+        workload = workload.model_copy(update={"micro_batch": many, "global_batch": None})
+    return model, workload
+
+
 def _resolved(run: Run) -> tuple[Run, Workload]:
     """The run with its adapters' type, and the work of its layers.
 
@@ -281,6 +299,9 @@ def _resolved(run: Run) -> tuple[Run, Workload]:
     fp32 adapters over it run (transformers from_pretrained dtype; PEFT autocast_adapter_dtype).
     """
     training, precision = run.training, run.workload.precision
+    if OBJECTIVES[training.objective].head == "log-probabilities" and training.loss == "auto":
+        training = training.model_copy(update={"loss": "tiled"})
+        run = replace(run, training=training)
     if not training.lora_rank:
         return run, run.workload
     autocast = precision.startswith("amp-")

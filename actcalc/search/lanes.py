@@ -140,15 +140,24 @@ class Measured:
 
     def passing(self, *, head: bool, interleaved: bool) -> int:
         """Bytes of buffers of what passes through a stage, and of its inputs."""
-        layout = self.lane.split.layout(**({"pp": 2, "vpp": 2} if interleaved else {}))
-        model = self.of(layout)
+        model = self.model
+        if interleaved:
+            model = self.of(replace(model.context.layout, pp=2, vpp=2, layers_per_stage=()))
         found = [*passing(model, self.staged.run.training, head=head), *of_inputs(model)]
         return sum(buffer.bytes for buffer in found)
 
     def handover(self, *, far: bool) -> float:
         """Seconds of handing a micro-batch to the next stage, in the node or outside of it."""
-        dp = self.rates.node if far else 1
-        return handover(self.of(self.lane.split.layout(pp=2, dp=dp)), self.rates)
+        layout = self.model.context.layout
+        where = layout.tp * layout.cp >= self.rates.node
+        if far == where:
+            dp = 1
+        elif far:
+            dp = self.rates.node
+        else:
+            return 0.0  # with so many ranks to a replica the next stage is never in the node
+        piped = replace(layout, pp=2, dp=dp, layers_per_stage=())
+        return handover(self.of(piped), self.rates)
 
     @property
     def flops(self) -> int:

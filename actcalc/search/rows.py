@@ -62,6 +62,7 @@ class CutRows:
     def __init__(self, lanes: Lanes, cut: Cut, stages: Sequence[Stage]) -> None:
         self.lanes, self.cut, self.stages = lanes, cut, stages
         self._exchange: dict[tuple[int, int, int], Reduction] = {}
+        self._needs = {stage: needs(stage) for stage in stages}
 
     # --- memory -----------------------------------------------------------------------------------
 
@@ -112,7 +113,7 @@ class CutRows:
             return found
         lengths = {
             count: steady_length(cut.schedule, cut.pp, count, cut.vpp)
-            for count in np.unique(rows.rounds).tolist()
+            for count in _values(rows.rounds)
         }
         for count in sorted(set(lengths.values())):
             here = np.isin(rows.rounds, [m for m, length in lengths.items() if length == count])
@@ -190,7 +191,7 @@ class CutRows:
         measured = self.lanes.measured[lane]
         # Sequence parallelism splits no weight; of pipelines it only matters that there is one.
         split = measured.lane.split._replace(sp=False)
-        key = (split, dp, zero, self.cut.pp > 1, needs(stage))
+        key = (split, dp, zero, self.cut.pp > 1, self._needs[stage])
         if key not in self.lanes.held:
             self.lanes.held[key] = held(measured, self._layout(lane, dp, zero), stage)
         found: Held = self.lanes.held[key]
@@ -259,7 +260,7 @@ class CutRows:
             for chunk, time in times.items()
         }
         result = np.zeros(len(rows.lane))
-        for count in np.unique(rows.rounds).tolist():
+        for count in _values(rows.rounds):
             here = rows.rounds == count
             own = {
                 chunk: Durations(*(column[here] for column in every))
@@ -288,6 +289,12 @@ class CutRows:
         )
         total: Floats = exposed + np.array(optimizer)[own]
         return total
+
+
+def _values(numbers: Ints) -> list[int]:
+    """The different numbers, ascending (asked so, NumPy loads nothing for masked arrays)."""
+    found: list[int] = np.unique(numbers, return_counts=True)[0].tolist()
+    return found
 
 
 def _full(value: Floats | float, rows: Rows) -> Floats:

@@ -139,7 +139,7 @@ def held(measured: Measured, layout: Layout, stage: Stage) -> Held:
         step=step_bytes(training, rules, state, largest) + state.step_gradients,
         outside=sum(buffer.bytes for buffer in beside),
         optimizer=optimizer_time(model, graphs, training, measured.rates, parameters).total,
-        trained=(parameters.dense.trained, parameters.expert.trained),
+        trained=parameters.reduced,
     )
 
 

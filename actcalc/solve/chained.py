@@ -17,6 +17,9 @@ from actcalc.solve.options import Option, OptionSet
 from actcalc.solve.segments import Chain, ChainPath, Position, Step
 from actcalc.solve.unordered import best_mix
 
+MOST_SEGMENTS = 400_000
+"""Segments, by first layer and length, of a stack of several kinds."""
+
 
 def chain_path(stack: Stack) -> ChainPath:
     """The stack as a graph of layers and chains (cached)."""
@@ -24,6 +27,13 @@ def chain_path(stack: Stack) -> ChainPath:
     parts = tuple((g.options, g.count, stack.weight(g), g.chain) for g in stack.groups)
     key = ("chains", tuple((id(o), n, m, c) for o, n, m, c in parts), stack.max_segment)
     if key not in first.scratch:
+        layers = sum(g.count for g in stack.groups)
+        if layers * min(stack.max_segment, layers) > MOST_SEGMENTS:
+            raise SpecError(
+                f"segments of up to {stack.max_segment} of {layers} layers of several kinds are "
+                "too many",
+                f"use a max_segment of at most {MOST_SEGMENTS // layers}",
+            )
         positions = [Position(o, m, c) for o, n, m, c in parts for _ in range(n)]
         first.scratch[key] = ChainPath(positions, stack.max_segment)
     found: ChainPath = first.scratch[key]

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from math import gcd
 from typing import Any, NamedTuple
 
+from actcalc.solve.clock import give_up, limited, until
 from actcalc.solve.knapsack import Mix
 from actcalc.solve.order import Aim, Choice, menu, menu_of, search
 from actcalc.solve.stage import GONE, WHOLE, StageProblem, Ways
@@ -49,7 +50,13 @@ def solve_stage(
     None where it is proven that nothing fits (without ``below``). A search that takes longer than
     ``seconds`` ends with the best choice found and the bound known by then.
     """
-    return _Fit(problem, budget, below, seconds).solve()
+    with limited(seconds) as effort:
+        fit = _Fit(problem, budget, below)
+        found = fit.solve()
+    if found is None or effort.complete:
+        return found
+    # Some knapsack is not proven: only its relaxation is.
+    return found._replace(bound=min(found.bound, fit.sure), relaxed=min(found.relaxed, fit.sure))
 
 
 def least_peak(problem: StageProblem, *, seconds: float = SECONDS) -> tuple[int, Choice]:
@@ -66,9 +73,9 @@ def least_peak(problem: StageProblem, *, seconds: float = SECONDS) -> tuple[int,
         (problem.peak(one), one)
         for one in ([[start[id(w)] for w in row] for row in problem.layers] for start in starts)
     )
-    until = time.monotonic() + seconds
+    end = min(time.monotonic() + seconds, until())
     for beam in (_BEAM, None):
-        found = search(problem, Aim(None, best, beam, until))
+        found = search(problem, Aim(None, best, beam, end))
         if found.choice is not None:
             best, choice = problem.peak(found.choice), found.choice
         if found.complete:
@@ -77,13 +84,12 @@ def least_peak(problem: StageProblem, *, seconds: float = SECONDS) -> tuple[int,
 
 
 class _Fit:
-    def __init__(
-        self, problem: StageProblem, budget: int, below: int | None, seconds: float
-    ) -> None:
+    def __init__(self, problem: StageProblem, budget: int, below: int | None) -> None:
         self.problem, self.budget = problem, budget
         self.grain = problem.grain
         self.below = below
-        self.until = time.monotonic() + seconds
+        self.sure = 0
+        """What relaxations alone prove: no knapsack has to be solved for it."""
         self.best: tuple[int, Choice] | None = None
         self.bound = 0
         self.states = 0
@@ -92,7 +98,7 @@ class _Fit:
         if max(gpu.floor for gpu in self.problem.gpus) > self.budget:
             return self._nothing()
         cheapest: Choice = [[ways.cheapest for ways in row] for row in self.problem.layers]
-        self.bound = self.problem.cost(cheapest)
+        self.bound = self.sure = self.problem.cost(cheapest)
         if self.below is not None and self.bound >= self.below:
             return self._nothing()
         if self._fits(cheapest):
@@ -198,7 +204,7 @@ class _Fit:
 
     def _search(self) -> None:
         for beam in (_BEAM, None) if self.best is None else (None,):
-            found = search(self.problem, Aim(self.budget, self._cutoff, beam, self.until))
+            found = search(self.problem, Aim(self.budget, self._cutoff, beam, until()))
             self.states += found.states
             if found.choice is not None:
                 self._fits(found.choice)
@@ -209,8 +215,8 @@ class _Fit:
                 elif self.below is not None:
                     self.bound = max(self.bound, self.below)
                 return
-        if self.best is None:
-            self._fits(least_peak(self.problem)[1])
+        if self.best is None and not self._fits(least_peak(self.problem)[1]):
+            give_up()  # that nothing fits is not proven
 
     def _relaxed(self, at: tuple[int, int], room: int) -> tuple[int, Choice, int] | None:
         """The optimum when memory is counted at one moment alone; None if none is below the
@@ -225,6 +231,9 @@ class _Fit:
             if left < 0:
                 return None
         else:
+            least = knapsack.mix.bound(left)
+            if least is not None and room == self.budget:
+                self.sure = max(self.sure, least + knapsack.free)
             found = knapsack.mix.solve(left, below)
             if found is None:
                 return None

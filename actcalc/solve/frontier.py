@@ -24,20 +24,29 @@ tensor makes it kept. Within one state only undominated (K, extra, cost, moved) 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from actcalc.errors import SpecError
+from actcalc.solve.clock import give_up, limited, spent
 from actcalc.solve.problem import PlanLayer
 
 Ints = NDArray[np.int64]
 
-MAX_STATES = 200_000
-"""Most (state, point) pairs one component may carry before the graph is refused."""
+MAX_STATES = 100_000
+"""Most (state, point) pairs that one component may carry; more are thinned out."""
+
+MAX_POINTS = 6_000
+"""Most ways to run one layer; more are thinned out, and no plan of them is proven."""
+
+_MOST_SUMS = 2_000_000
+"""Sums of two sets of points made at once."""
+
+_HURRIED = 2_000
+"""Pairs that a component may carry once the time is over."""
 
 _Point = tuple[int, int, int, int, int, int]
 # Stored, extra and cost, bytes moved; the ops re-run and the tensors moved as bits.
@@ -77,6 +86,9 @@ class LayerFrontier:
     moved: Ints
     _parts: tuple[tuple[_Point, ...], ...]
     _picks: tuple[tuple[Ints, Ints], ...]
+    loose: tuple[tuple[Ints, Ints], ...] = ()
+    """Where points were left out: (stored, cost) of each part's own ways, whose sums no way to run
+    the layer can beat; else empty."""
 
     def __len__(self) -> int:
         return len(self.stored)
@@ -140,29 +152,34 @@ def layer_frontier(layer: PlanLayer, movable: frozenset[str] = frozenset()) -> L
 
     ``movable`` names the tensors that may be offloaded to host memory.
 
-    Raises:
-        SpecError: more than ``MAX_STATES`` partial choices stay alive at once, because too many
-            unsaved tensors are alive together or too many tensors are movable.
+    Of very many a part stays (``loose`` is not empty then): where more than ``MAX_STATES`` partial
+    choices are alive at once, because many unsaved tensors are alive together or many are movable.
     """
     arrival = _placed([(0, 0, 0, 0, 0, 0)], layer, [layer.input], movable)
-    parts = (tuple(arrival), *(_component(layer, ops, movable) for ops in _components(layer)))
+    with limited() as effort:
+        parts = (tuple(arrival), *(_component(layer, ops, movable) for ops in _components(layer)))
+    whole = effort.complete
     axes = [np.array([0])] * 4
     picks: list[tuple[Ints, Ints]] = []
     for part in parts:
         columns = np.array([p[:4] for p in part], dtype=np.int64).T
         width = len(part)
-        if len(axes[0]) * width > 100 * MAX_STATES:
-            raise SpecError(
-                f"layer type {layer.name!r} has {len(axes[0]) * width} partial plans",
-                hint="let fewer tensors be offloaded, or merge neighbouring ops",
-            )
+        room = max(2, _MOST_SUMS // width)
+        earlier = np.arange(len(axes[0]))
+        if len(axes[0]) > room:
+            earlier = thinned(room, axes)
+            axes = [axis[earlier] for axis in axes]
+            whole = False
         summed = [
             (axis[:, None] + column[None, :]).ravel()
             for axis, column in zip(axes, columns, strict=True)
         ]
         keep = pareto(*summed)
+        if len(keep) > MAX_POINTS:
+            keep = keep[thinned(MAX_POINTS, [axis[keep] for axis in summed])]
+            whole = False
         axes = [axis[keep] for axis in summed]
-        picks.append((keep // width, keep % width))
+        picks.append((earlier[keep // width], keep % width))
     stored, extra, cost, moved = axes
     return LayerFrontier(
         layer=layer,
@@ -172,7 +189,26 @@ def layer_frontier(layer: PlanLayer, movable: frozenset[str] = frozenset()) -> L
         moved=moved,
         _parts=parts,
         _picks=tuple(picks),
+        loose=() if whole else tuple(_loose(part, effort.complete) for part in parts),
     )
+
+
+def _loose(part: Sequence[_Point], whole: bool) -> tuple[Ints, Ints]:
+    """Stored bytes and cost of a part's ways; of one with ways left out, nothing is sure."""
+    if not whole:
+        return np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    stored, cost = (np.array([p[i] for p in part], dtype=np.int64) for i in (0, 2))
+    return stored, cost
+
+
+def thinned(most: int, columns: Sequence[Ints]) -> Ints:
+    """Indices of at most ``most`` points: the best in each column, and others evenly spread."""
+    first = columns[0]
+    ends = {int(np.argmin(column)) for column in (*columns, first + columns[1])}
+    order = np.argsort(first, kind="stable")
+    even = order[np.linspace(0, len(order) - 1, max(2, most - len(ends))).astype(np.int64)]
+    found: Ints = np.unique(np.concatenate([even, np.array(sorted(ends), dtype=np.int64)]))
+    return found[np.argsort(first[found], kind="stable")]
 
 
 def pareto(first: Ints, second: Ints, third: Ints, fourth: Ints | None = None) -> Ints:
@@ -283,14 +319,34 @@ def _component(
     states: dict[frozenset[str], list[_Point]] = {frozenset(): [(0, 0, 0, 0, 0, 0)]}
     for op in ops:
         states = _step(layer, op, last_use, states, movable)
-        alive = sum(map(len, states.values()))
-        if alive > MAX_STATES:
-            raise SpecError(
-                f"layer type {layer.name!r} has more than {MAX_STATES} undominated partial plans",
-                hint="merge neighbouring ops, or list more tensors in saved_for_backward",
-            )
+        most = _HURRIED if spent() else MAX_STATES
+        if sum(map(len, states.values())) > most:
+            states = _fewer(states, most)
     (points,) = states.values()
     return tuple(points)
+
+
+def _fewer(
+    states: dict[frozenset[str], list[_Point]], most: int
+) -> dict[frozenset[str], list[_Point]]:
+    """A part of the partial plans: of each state the leanest, the cheapest and some between.
+
+    What runs nothing again is always among them, so that there is a plan in the end.
+    """
+    give_up()
+    if len(states) > most // 4:
+        ranked = sorted(states, key=lambda state: min(p[2] for p in states[state]))
+        states = {state: states[state] for state in ranked[: max(1, most // 4)]}
+    each = max(3, most // len(states))
+    found = {}
+    for state, points in states.items():
+        if len(points) > each:
+            step = (len(points) - 1) / (each - 2)
+            cheapest = min(range(len(points)), key=lambda i: points[i][2])
+            chosen = sorted({cheapest, *(round(i * step) for i in range(each - 1))})
+            points = [points[i] for i in chosen]
+        found[state] = points
+    return found
 
 
 def _step(

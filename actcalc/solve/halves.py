@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from actcalc.solve.clock import give_up, spent
 from actcalc.solve.problem import LIMIT
 
 if TYPE_CHECKING:
@@ -109,6 +110,9 @@ def make_halves(mix: Mix, edge: Edge, core: Core, limit: int) -> Halves:
         found = _Front(zero, zero, ())
         for g in members:
             own = choices[g]
+            if spent() or len(found.shift) * len(own.shift) > _MOST_SUMS:
+                give_up()
+                own = _Choices(own.shift[:1], own.cost[:1], own.option[:1])
             loss = found.shift * per_shift + found.cost * per_cost
             more = own.shift * per_shift + own.cost * per_cost
             alive = np.flatnonzero((loss[:, None] + more).ravel() <= loosest)
@@ -156,6 +160,9 @@ def _undominated(shift: Ints, cost: Ints) -> tuple[Ints, Ints]:
 
 
 _BUCKET_BITS = 11
+
+_MOST_SUMS = 4_000_000
+"""Sums of a front and a layer's choices made at once; with more the search gives up."""
 
 
 def _parted(own: _Choices, shifts: Ints, costs: Ints, shift: int, cost: int) -> int:

@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from actcalc.solve.clock import give_up, spent
 from actcalc.solve.halves import Halves, make_halves, search_halves
 from actcalc.solve.options import Menu, OptionSet
 
@@ -264,6 +265,14 @@ class _Search:
             return self._halved()
         return self._found(self.states)
 
+    @property
+    def _over(self) -> bool:
+        """Whether the time is over, which leaves the best plan found without a proof."""
+        if spent():
+            give_up()
+            return True
+        return False
+
     def _visit(self, shift: int, rc: int, layers: int, trace: _Trace) -> None:
         left = self.room - shift
         if left < 0:
@@ -288,6 +297,8 @@ class _Search:
         seen, left = self.states, self.limit
         fine = self.edge.saved // self.step >= FINE_COSTS and self.layers > FEW_LAYERS
         for part in DEEPENING if fine else (1,):
+            if self._over:
+                break
             depth = left // part
             found = search_halves(self.mix, self.at, self.core, self.room, below, depth)
             seen += found.states
@@ -312,7 +323,7 @@ class _Search:
             for used in range(1, self.mix.parts[g][1] + 1):
                 free = self.edge.count - used if g == self.edge.part else self.edge.count
                 level = self._grown(g, level, merged, free)
-                if self.states > MANY_STATES:
+                if self.states > MANY_STATES or spent():
                     return False
                 if not level:
                     break
@@ -385,6 +396,10 @@ def _picks(mix: Mix, core: Core, edge: Edge, moved: int, trace: _Trace) -> Picks
     return tuple(picks)
 
 
+_MOST_KEPT = 500_000
+"""Options of all mixes that are kept for one set of options."""
+
+
 def mix_of(parts: Sequence[tuple[OptionSet, int, int]], working: int) -> Mix | None:
     """The mix of option sets under a working-set limit, cached; None if a kind has no option.
 
@@ -400,5 +415,7 @@ def mix_of(parts: Sequence[tuple[OptionSet, int, int]], working: int) -> Mix | N
         ]
         if len(ready) < len(parts):
             return None
+        if sum(len(menu.index) for menu, _, _ in ready) * len(cache) > _MOST_KEPT:
+            cache.clear()
         mix = cache[key] = Mix(ready)
     return mix

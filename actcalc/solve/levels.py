@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import Generic, NamedTuple, TypeVar
 
+from actcalc.solve.clock import give_up, spent
+
 T = TypeVar("T")
 
 
@@ -66,6 +68,9 @@ def search_levels(
     while heap:
         least, low, high = heappop(heap)
         if cutoff is not None and least >= cutoff:
+            break
+        if spent() and best is not None:
+            give_up()
             break
         found = solve(levels[high], room(levels[low]), cutoff)
         solved += 1

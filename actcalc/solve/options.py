@@ -64,6 +64,8 @@ class OptionSet:
         self._menus: dict[int, Menu] = {}
         self.mixes: dict[tuple[tuple[int, int, int], ...], Mix] = {}
         self.scratch: dict[Any, Any] = {}
+        self.loose: tuple[tuple[Ints, Ints], ...] = ()
+        """See :attr:`actcalc.solve.frontier.LayerFrontier.loose`."""
 
     @cached_property
     def moved(self) -> list[int]:
@@ -99,7 +101,9 @@ class OptionSet:
         source = _Lazy(frontier.__getitem__, len(frontier))
         paid = frontier.cost if cost is None else cost
         grain = frontier.layer.grain
-        return cls(frontier.stored, frontier.working, paid, source, frontier.moved, grain)
+        found = cls(frontier.stored, frontier.working, paid, source, frontier.moved, grain)
+        found.loose = frontier.loose
+        return found
 
     def joined(self, options: Sequence[Option]) -> OptionSet:
         """These and ``options``, the undominated ones of both."""
@@ -112,7 +116,9 @@ class OptionSet:
         source = _Lazy(
             lambda i: self.source(i) if i < count else options[i - count], count + len(options)
         )
-        return OptionSet(stored, working, cost, source, moved, self.grain)
+        found = OptionSet(stored, working, cost, source, moved, self.grain)
+        found.loose = self.loose
+        return found
 
     def __len__(self) -> int:
         return len(self.stored)
@@ -146,6 +152,8 @@ class OptionSet:
             chosen = allowed[better]
             chosen = chosen[np.append(np.diff(self._k[chosen]) > 0, True)]
             columns = (self._k[chosen], self._c[chosen])
+            if len(self._menus) * len(self) > _MOST_KEPT:
+                self._menus.clear()
             menu = self._menus[at] = Menu(*columns, chosen.tolist(), self.grain)
         return menu
 
@@ -203,6 +211,10 @@ class OptionSet:
             self.scratch[key] = made
         found: OptionSet = self.scratch[key]
         return found
+
+
+_MOST_KEPT = 500_000
+"""Options of all menus that are kept for one set of options."""
 
 
 class _Lazy(Sequence[Any]):

@@ -30,8 +30,11 @@ Choice = list[list[int]]
 _BLOCK = 1 << 20
 """States made at once, before any is dropped."""
 
-MOST_STATES = 1_000_000
+MOST_STATES = 500_000
 """States kept at one layer; a search with more gives up."""
+
+_MOST_MADE = 2_000_000
+"""States made of one layer, before any is dropped, that memory has room for."""
 
 
 class Found(NamedTuple):
@@ -141,7 +144,8 @@ class _Search:
         for start in range(0, len(cost), block):
             part = slice(start, start + block)
             made.append(self._grown(at, high[:, part], held[:, part], cost[part], options, start))
-            if time.monotonic() > self.aim.until or self.states > 50 * MOST_STATES:
+            over = sum(len(each[2]) for each in made) > _MOST_MADE
+            if over or time.monotonic() > self.aim.until or self.states > 100 * MOST_STATES:
                 self.complete = False
                 return None
         new_high, new_held, new_cost, parent, way = (

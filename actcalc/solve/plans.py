@@ -80,6 +80,18 @@ class Plan:
     rest_bytes: int | None = None
     """What of ``peak_bytes`` is not the layers'."""
 
+    @property
+    def gap_ratio(self) -> float | None:
+        """The share of the cost that is not proven; None where no plan fits."""
+        return gap_of(self.cost, self.lower_bound)
+
+
+def gap_of(cost: int | None, bound: int | None) -> float | None:
+    """The share of a cost that is above what is proven; None without a plan."""
+    if cost is None or bound is None:
+        return None
+    return (cost - bound) / cost if cost else 0.0
+
 
 class TradeOff(NamedTuple):
     """One point of the whole-stack trade-off: a budget and the cheapest plan within it."""

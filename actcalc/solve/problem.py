@@ -402,7 +402,8 @@ def _name(value: object, what: str) -> str:
 def _names(value: object, what: str, *, unique: bool = True) -> tuple[str, ...]:
     names = tuple(_name(v, f"an entry of {what}") for v in _sequence(value, what))
     if unique and len(set(names)) < len(names):
-        twice = next(n for n in names if names.count(n) > 1)
+        seen: set[str] = set()
+        twice = next(n for n in names if n in seen or seen.add(n))  # type: ignore[func-returns-value]
         raise SpecError(f"{what} lists {twice!r} twice", hint="list it once")
     return names
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from actcalc.solve.clock import give_up, spent
 from actcalc.solve.knapsack import mix_of
 from actcalc.solve.levels import Relaxed, search_levels
 from actcalc.solve.options import Menu, OptionSet
@@ -145,7 +146,12 @@ class ChainPath:
         push(0, len(self.levels) - 1)
         while heap:
             bound, low, high = heappop(heap)
-            if low == high:
+            if low == high or spent():
+                if low != high:
+                    give_up()
+                    lightest = self._lightest(self.levels[high])[0]
+                    assert lightest is not None
+                    bound = peak(lightest, self.levels[high])
                 best = bound
                 break
             middle = (low + high) // 2
@@ -321,6 +327,9 @@ class ChainPath:
             states += len(here.weight)
             if i == len(self._at) or not len(here.weight):
                 continue
+            if spent() or states > _MOST_LABELS:
+                give_up()
+                return best, states
             for number, (layers, loss, weight, cost) in self._losses(
                 i, working, num, den, ahead, limit, singles
             ):
@@ -393,6 +402,9 @@ class _Labels(NamedTuple):
 
 
 _SHIFT = 1 << 32
+
+_MOST_LABELS = 5_000_000
+"""Partial plans after which a search gives up."""
 
 
 def _undominated(arrived: list[_Labels]) -> _Labels:

@@ -29,9 +29,12 @@ from typing import Any
 from actcalc.errors import SpecError
 from actcalc.solve.beside import Beside, beside_of
 from actcalc.solve.chained import chain_path, chained, uniform_parts
+from actcalc.solve.clock import give_up, limited, spent
 from actcalc.solve.fit import least_peak, solve_stage
+from actcalc.solve.knapsack import Mix
 from actcalc.solve.layers import Answer, LayerGroup, Stack, problem_groups
-from actcalc.solve.options import OptionSet
+from actcalc.solve.options import Menu, OptionSet
+from actcalc.solve.order import menu as menu_of_pairs
 from actcalc.solve.plans import (
     Certificate,
     Plan,
@@ -47,19 +50,21 @@ from actcalc.solve.stage import StageProblem, Way, Ways, line
 from actcalc.solve.unordered import least_of, moved_levels, offloading, unordered
 
 
-def solve(problem: Problem, *, same: Iterable[str] = ()) -> Plan:
+def solve(problem: Problem, *, same: Iterable[str] = (), seconds: float | None = None) -> Plan:
     """The cheapest plan of ``problem``, with a proof; or the smallest budget that has one.
 
-    ``same`` names layer kinds whose layers must all take the same option.
+    ``same`` names layer kinds whose layers must all take the same option. After ``seconds`` (None:
+    however long it takes) it is the best plan found, with the bound that is proven by then.
     """
-    return solve_groups(
-        problem_groups(problem, same=same),
-        inflight=problem.inflight,
-        const_bytes=beside_of(problem),
-        budget_bytes=problem.budget_bytes,
-        peak_model=problem.peak_model,
-        max_segment=problem.max_segment,
-    )
+    with limited(seconds):
+        return solve_groups(
+            problem_groups(problem, same=same),
+            inflight=problem.inflight,
+            const_bytes=beside_of(problem),
+            budget_bytes=problem.budget_bytes,
+            peak_model=problem.peak_model,
+            max_segment=problem.max_segment,
+        )
 
 
 def solve_groups(
@@ -185,19 +190,16 @@ def _solve(stack: Stack, budget: int) -> Plan:
         raise SpecError(
             f"offload is not planned in the memory model {stack.model}", hint="use stored+working"
         )
-    room = stack.room(budget)
-    answer: Answer | None = None
-    if room(0) >= 0:
-        if stack.model == "timeline":
-            answer = _timeline(stack, budget)
-        elif stack.model == "stored+working+segments":
-            answer = chained(stack, room)
-        elif stack.model == "stored+working" and stack.moves:
-            answer = offloading(stack, budget)
-        else:
-            answer = unordered(stack, room, working=stack.model == "stored+working")
+    with limited() as effort:
+        answer = _answered(stack, budget)
     if answer is None:
         return infeasible(stack.model, budget, _smallest(stack))
+    lower = answer.cost if answer.lower is None else answer.lower
+    if not effort.complete:
+        lower = min(lower, answer.bound)
+    if any(g.options.loose for g in stack.groups):
+        lower = min(lower, _loose_bound(stack, budget))
+        answer = answer._replace(bound=min(answer.bound, lower))
     owner = [g for g in stack.groups for _ in range(g.count)]
     units: list[tuple[PlanGroup, int]] = []
     made: dict[tuple[Any, ...], PlanGroup] = {}
@@ -214,9 +216,41 @@ def _solve(stack: Stack, budget: int) -> Plan:
         const_bytes=stack.beside if len(stack.holders) == 1 else 0,
         budget_bytes=budget,
         peak_model=stack.model,
-        lower_bound=answer.cost if answer.lower is None else answer.lower,
+        lower_bound=lower,
         certificate=Certificate(answer.method, min(answer.bound, answer.cost), answer.states),
     )
+
+
+def _answered(stack: Stack, budget: int) -> Answer | None:
+    """The cheapest plan found; None if none fits."""
+    room = stack.room(budget)
+    if room(0) < 0:
+        return None
+    if stack.model == "timeline":
+        return _timeline(stack, budget)
+    if stack.model == "stored+working+segments":
+        return chained(stack, room)
+    if stack.model == "stored+working" and stack.moves:
+        return offloading(stack, budget)
+    return unordered(stack, room, working=stack.model == "stored+working")
+
+
+def _loose_bound(stack: Stack, budget: int) -> int:
+    """What no plan beats where ways to run a layer were left out.
+
+    The parts of a layer are chosen each by itself, and only stored bytes count; of a layer with all
+    its ways their own frontier is the part. Chains of layers store less: of them nothing is known.
+    """
+    if stack.model == "stored+working+segments":
+        return 0
+    parts: list[tuple[Menu, int, int]] = []
+    for group in stack.groups:
+        columns = group.options.loose or ((group.options.columns[0], group.options.columns[2]),)
+        for stored, cost in columns:
+            menu = menu_of_pairs(stored, cost, 1)
+            parts.append((menu, group.count, 1 if group.same else stack.weight(group)))
+    bound = Mix(parts).bound(max(0, stack.room(budget)(0)))
+    return 0 if bound is None else bound
 
 
 def _smallest(stack: Stack) -> int:
@@ -281,6 +315,10 @@ def _timeline(stack: Stack, budget: int) -> Answer | None:
     relaxed: int | None = None
     for bound, choice in _fixings(stack):
         if best is not None and bound >= best.cost:
+            break
+        if best is not None and spent():
+            give_up()
+            relaxed = bound if relaxed is None else min(relaxed, bound)
             break
         problem = stage_problem(stack, _fixed(stack, choice))
         found = solve_stage(problem, budget, below=None if best is None else best.cost)

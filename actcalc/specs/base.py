@@ -12,9 +12,21 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, cast, get_args, get_origin
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Self,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+)
 
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, visible
 
 
 class Bounds(NamedTuple):
@@ -79,8 +91,14 @@ class Spec:
         return made
 
     def __post_init__(self) -> None:
+        for name in self.field_names():
+            value = getattr(self, name)
+            if isinstance(value, str) and not value.isprintable():
+                self._set(**{name: visible(value)})
         for name, annotation in _checked(type(self)):
-            _check_value(type(self).__name__.lower(), name, annotation, getattr(self, name))
+            value = getattr(self, name)
+            if value is not None or name not in _optional(type(self)):
+                _check_value(type(self).__name__.lower(), name, annotation, value)
         self._check()
 
     def __eq__(self, other: object) -> bool:
@@ -125,6 +143,10 @@ class Spec:
         if isinstance(data, cls):
             return data
         fields: dict[str, Any] = dict(cast(Mapping[str, Any], data))
+        for name, annotation in _checked(cls):
+            if get_origin(annotation) is Literal and isinstance(fields.get(name), bool | float):
+                # Pydantic takes True for 1 and 2.0 for 2.
+                _check_value(cls.__name__.lower(), name, annotation, fields[name])
         result: Self = _adapter(cls).validate_python(fields)
         result._set(_given=frozenset(fields))
         return result
@@ -183,12 +205,23 @@ def _find_checked(cls: Any) -> tuple[tuple[str, Any], ...]:
         if isinstance(annotation, str):
             annotation = eval(annotation, vars(sys.modules[cls.__module__]))
         origin = get_origin(annotation)
+        if origin in (Union, UnionType):
+            inner = [each for each in get_args(annotation) if each is not type(None)]
+            annotation = inner[0] if len(inner) == 1 else annotation
+            origin = get_origin(annotation)
         if origin is Annotated or origin is Literal or annotation is bool:
             found.append((field.name, annotation))
     return tuple(found)
 
 
 _checked: Callable[[Any], tuple[tuple[str, Any], ...]] = cache(_find_checked)
+
+
+def _find_optional(cls: Any) -> frozenset[str]:
+    return frozenset(field.name for field in fields(cls) if field.default is None)
+
+
+_optional: Callable[[Any], frozenset[str]] = cache(_find_optional)
 
 
 def _check_value(what: str, name: str, annotation: Any, value: Any) -> None:
@@ -198,7 +231,7 @@ def _check_value(what: str, name: str, annotation: Any, value: Any) -> None:
         return
     choices = get_args(annotation)
     if get_origin(annotation) is Literal:
-        if value not in choices:
+        if not any(value == each and type(value) is type(each) for each in choices):
             raise SpecError(
                 f"{what}: {name} is {value!r}", "use one of " + ", ".join(map(str, choices))
             )

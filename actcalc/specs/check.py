@@ -9,6 +9,7 @@ from actcalc.errors import SpecError
 from actcalc.specs.framework import Framework
 from actcalc.specs.layout import Layout
 from actcalc.specs.model import Model
+from actcalc.specs.objectives import OBJECTIVES
 from actcalc.specs.schedules import SCHEDULES
 from actcalc.specs.training import Training
 from actcalc.specs.workload import Workload
@@ -94,11 +95,44 @@ def _check_loss(model: Model, training: Training) -> None:
         )
 
 
+def check_objective(profile: Framework, workload: Workload, training: Training) -> None:
+    """Refuse objectives that a profile's trainers have not, and completions that nothing heeds."""
+    if training.objective != "sft" and not profile.hub_models:
+        raise SpecError(
+            f"objective {training.objective} is TRL's, over models of transformers, not of "
+            f"{profile.name}",
+            "use --framework transformers, or drop --objective",
+        )
+    logits = OBJECTIVES[training.objective].head
+    tiled = training.loss == "tiled" or (logits == "log-probabilities" and training.loss == "auto")
+    if workload.completion and not tiled:
+        raise SpecError(
+            f"completion {workload.completion} changes nothing: the logits of all tokens are made",
+            "add --loss tiled, or drop it",
+        )
+
+
+def _check_objective(model: Model, layout: Layout, training: Training) -> None:
+    """Raise ``SpecError`` for an objective, or frozen layers, that a model or layout has not."""
+    tuned = f"objective {training.objective}" if training.objective != "sft" else ""
+    tuned = tuned or ("freeze" if training.freeze else "")
+    if not tuned:
+        return
+    if model.head != "lm" and training.objective != "sft":
+        raise SpecError(
+            f"{tuned} is of a language model, and the head of {model.name} is {model.head}",
+            "use --objective sft, or another model",
+        )
+    if layout.pp > 1:
+        raise SpecError(f"{tuned} with pp {layout.pp}: PEFT and TRL run no pipeline", "drop --pp")
+
+
 def check_training(
     model: Model, layout: Layout, training: Training, *, replicas_known: bool = True
 ) -> None:
     """Raise ``SpecError`` where how a model is trained contradicts it or its layout."""
     _check_loss(model, training)
+    _check_objective(model, layout, training)
     check_sharding(layout, training, replicas_known=replicas_known)
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from actcalc.errors import SpecError, shorten, suggestion
 from actcalc.specs.base import Bounds, Spec
 from actcalc.specs.kinds import KINDS, Layers
+from actcalc.specs.recompute import COUNTED, MODULES, WHOLE
 from actcalc.specs.schedules import SCHEDULES
 from actcalc.specs.training import Recipe
 
@@ -97,6 +98,9 @@ class Framework(Spec):
     """Pipeline schedules that it has: what a search of layouts tries."""
 
     # --- recomputation and offload ---
+    recompute_settings: tuple[str, ...]
+    """Policies that its own options say: modules by their names, ``full``, and of those that count
+    layers the word before the colon. Others can be computed, and run with code of one's own."""
     early_stop: bool
     """A re-run ends with the last tensor backward needs (non-reentrant torch checkpoint)."""
     full_input: Literal["own", "replicated"]
@@ -185,6 +189,7 @@ class Framework(Spec):
                 )
         if self.recipe == "auto":
             raise SpecError(f"{what}: recipe auto asks the framework", "name the recipe itself")
+        _check_settings(f"{what}: recompute_settings", self.recompute_settings)
         for layers, traits in _ONLY.items():
             wrong = [trait for trait in traits if layers != self.layers and getattr(self, trait)]
             if wrong:
@@ -203,6 +208,18 @@ class Framework(Spec):
             raise SpecError(
                 f"{what}: kernels.{missing[0]} is missing ({about.about})",
                 "use one of " + ", ".join(about.kernels),
+            )
+
+
+def _check_settings(where: str, named: Any) -> None:
+    """Refuse what is no list of policies."""
+    known = (*MODULES, *WHOLE, *COUNTED)
+    words = list(named) if isinstance(named, (list, tuple)) else [named]
+    for word in words:
+        if word not in known:
+            raise SpecError(
+                f"{where}: {shorten(word)} is no policy",
+                suggestion(str(word), known) or "use some of " + ", ".join(known),
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Literal, NamedTuple
 
@@ -324,8 +325,9 @@ class Model(Spec):
 
     tied: bool = True
     """The output head shares the embedding's weight."""
-    head: Literal["lm", "mlm", "classifier", "none"] = "lm"
-    """What follows the last layer: language model, masked LM (BERT), classifier, nothing."""
+    head: Literal["lm", "mlm", "classifier", "score", "none"] = "lm"
+    """What follows the last layer: language model, masked LM (BERT), classifier, a score of every
+    token of which the last counts (a reward model), nothing."""
     sentence_head: bool = False
     """A second head beside that of a masked language model: a dense layer over the first token and
     a classifier of the order of two sentences (Megatron's BERT)."""
@@ -488,10 +490,14 @@ class Model(Spec):
             mixer=mixers.get(letter, "none"),
         )
 
+    @cached_property
+    def _runs(self) -> tuple[tuple[LayerKind, int], ...]:
+        groups = groupby(self.kind(i) for i in range(self.depth))
+        return tuple((kind, sum(1 for _ in group)) for kind, group in groups)
+
     def runs(self) -> Iterator[tuple[LayerKind, int]]:
         """Consecutive equal layers in order, as (kind, how many)."""
-        for kind, group in groupby(self.kind(i) for i in range(self.depth)):
-            yield kind, sum(1 for _ in group)
+        yield from self._runs
 
     def without_patterns(self, layers: int) -> dict[str, object]:
         """Updates that set another number of layers and cut or repeat per-layer lists to fit."""

@@ -74,5 +74,11 @@ _ROWS = (
 MODULES: Mapping[str, Module] = {row.name: row for row in _ROWS}
 """Every module by its name."""
 
+WHOLE = ("full", "full-sharded", "sqrt", "recursive", "op")
+"""Policies that decide for whole layers."""
+
+COUNTED = ("uniform", "block", "every")
+"""Those that count layers: their names are followed by a colon and a number."""
+
 ALIASES: Mapping[str, str] = {alias: row.name for row in _ROWS for alias in row.aliases}
 """The module that another name stands for."""

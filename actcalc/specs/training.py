@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from actcalc.errors import SpecError, suggestion
-from actcalc.specs.base import Bounds, Count, Degree, Spec
+from actcalc.specs.base import Bounds, Count, Degree, Rate, Spec
+from actcalc.specs.objectives import OBJECTIVES
 from actcalc.specs.optimizers import OPTIMIZERS, meant
 from actcalc.specs.recipes import CHOOSABLE
 from actcalc.specs.targets import TARGET_GROUPS, Targets
@@ -14,11 +15,13 @@ from actcalc.specs.targets import TARGET_GROUPS, Targets
 if TYPE_CHECKING:
     Optimizer = str
     Recipe = str
+    ObjectiveName = str
 else:  # choices are the rows of the tables, which a type checker cannot read
     Optimizer = Literal[tuple(OPTIMIZERS)]
     Recipe = Literal["auto", *CHOOSABLE]
+    ObjectiveName = Literal[tuple(OBJECTIVES)]
 Offload = Literal["none", "optimizer", "weights", "activations"]
-Loss = Literal["auto", "full", "chunked", "recomputed", "fused", "in-place"]
+Loss = Literal["auto", "full", "chunked", "recomputed", "tiled", "fused", "in-place"]
 
 TRAINABLE = ("embeddings", "head", "norms", "layers")
 """Parts of a model that ``train`` names."""
@@ -127,9 +130,10 @@ class Training(Spec):
     loss: Loss = "auto"
     """Cross-entropy: full, PyTorch's over all logits at once; chunked, its temporaries for a part
     of the tokens only (torchtune CEWithChunkedOutputLoss); recomputed, each part under a checkpoint
-    of its own, which keeps no logits (TRL's chunked loss); fused with the head, which makes
-    gradients in forward and keeps no logits (Liger); in-place, a kernel that writes the gradient
-    over all logits (unsloth, fms-acceleration); auto: the framework's."""
+    of its own, which keeps no logits (TRL's chunked loss); tiled, log-probabilities of the labels
+    from tiles of tokens and vocabulary, without logits (TRL's fused head, from 1.16); fused with
+    the head, which makes gradients in forward and keeps no logits (Liger); in-place, a kernel that
+    writes the gradient over all logits (unsloth, fms-acceleration); auto: the framework's."""
     loss_chunks: Count = 0
     """Parts of a chunked, recomputed or fused cross-entropy; 0: 8 of a chunked one, parts of 256
     tokens of a recomputed one, Liger's own number of a fused one."""
@@ -162,6 +166,16 @@ class Training(Spec):
     weight, or adapters alone."""
     freeze: First = 0
     """First layers that are frozen, and the embedding with them; -N: all layers but the last N."""
+    objective: ObjectiveName = "sft"
+    """What is trained for: next tokens, preferences (dpo, kto), a reward model, or one update of
+    GRPO on completions that were generated before."""
+    reference: Literal["auto", "none", "model"] = "auto"
+    """The model that dpo and kto compare with: a second one, or with adapters the base; none: its
+    log-probabilities were computed before (TRL's precompute_ref_log_probs). GRPO has one where
+    its beta is not 0: model."""
+    generation_share: Rate = 0.0
+    """Share of the device that an engine of generation holds beside training (TRL's
+    vllm_gpu_memory_utilization with colocated vLLM that does not sleep)."""
     deterministic: bool = False
     """Deterministic kernels, for which cuBLAS is given a workspace of 32 MiB."""
     fp8_weights: bool = False
@@ -215,11 +229,44 @@ class Training(Spec):
                 "add --lora-rank 16, or drop it",
             )
         self._check_parts()
+        self._check_objective()
         if self.base_bits < 16 and not self.lora_rank:
             raise SpecError(
                 f"base_bits {self.base_bits} is of a frozen base, but no adapter is trained",
                 "add --lora-rank 16, or drop base_bits",
             )
+
+    def _check_objective(self) -> None:
+        """Refuse a loss, a reference or an engine that the objective does not have."""
+        row = OBJECTIVES[self.objective]
+        losses = {"log-probabilities": ("auto", "tiled", "in-place"), "score": ("auto",)}
+        known = losses.get(row.head)
+        if known and self.loss not in known:
+            raise SpecError(
+                f"objective {self.objective} has no loss {self.loss}",
+                "drop --loss, or use " + " or ".join(known),
+            )
+        if self.reference != "auto" and not row.reference:
+            raise SpecError(
+                f"objective {self.objective} has no reference model", "drop reference, or use dpo"
+            )
+        if self.generation_share and self.objective != "grpo":
+            raise SpecError(
+                f"generation_share {self.generation_share:g} is beside grpo, not {self.objective}",
+                "add --objective grpo, or drop it",
+            )
+
+    @property
+    def reference_runs(self) -> bool:
+        """Whether log-probabilities of a reference are computed in training."""
+        row = OBJECTIVES[self.objective]
+        asked = row.reference == "asked" and self.reference == "model"
+        return asked or (row.reference == "always" and self.reference != "none")
+
+    @property
+    def reference_model(self) -> bool:
+        """Whether the reference is a second model: with adapters it is the base itself."""
+        return self.reference_runs and not self.lora_rank
 
     def _check_parts(self) -> None:
         """Refuse unknown parts to train, and targets that read as nothing."""

@@ -31,6 +31,8 @@ class Workload(Spec):
     """eager materialises the s x s scores; flash never does; sdpa lets PyTorch choose."""
     dropout: bool = True
     """Use the model's dropout rates; false sets all of them to 0."""
+    completion: Count = 0
+    """Tokens at the end of every sequence that a loss in tiles scores (completions); 0: all."""
     padding_mask: bool = False
     """A mask of padded positions is passed to attention (forces sdpa off its flash kernel)."""
     moe_imbalance: Factor = 1.0
@@ -52,6 +54,11 @@ class Workload(Spec):
         batch = self.global_batch
         if batch is not None and not 1 <= batch <= 2**32:
             raise SpecError(f"workload: global_batch is {batch}", "use a value of at least 1")
+        if self.completion >= self.seq:
+            raise SpecError(
+                f"completion is {self.completion} of seq {self.seq}: a prompt comes before it",
+                "give fewer tokens, or drop completion (all are scored)",
+            )
 
     @property
     def fp8_products(self) -> bool:

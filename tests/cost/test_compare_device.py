@@ -68,11 +68,11 @@ def test_several_models_without_a_device(cli):
 
 def test_cheapest_that_fits(cli):
     roomy = cli("gpt2", "--device", "h100-80gb")
-    assert "Cheapest policy that fits: none" in roomy.out
+    assert roomy.out.startswith("Fits: none is the fastest policy that does")
     tight = cli("gpt3-175b", "--device", "h100-80gb")
-    assert "No policy fits" in tight.out
+    assert tight.out.startswith("Does not fit: ")
     middle = cli("gpt-22b", "--tp", 8, "--micro-batch", 4, "--device", "a100-80gb")
-    assert "Cheapest policy that fits:" in middle.out
+    assert middle.out.startswith("Fits: ")
 
 
 def test_frameworks_and_models_together_are_refused(cli):
@@ -85,7 +85,7 @@ def test_no_policy_fits(cli):
     run = ("llama-3.1-70b", "--tp", 2, "--sp", "--device", "h100-80gb", "--policy", "none,full")
     done = cli(*run)
     assert done.code == 1
-    assert done.out.splitlines()[1].startswith("Does not fit: full, the smallest, needs ")
+    assert done.out.startswith("Does not fit: full, the smallest, needs ")
     assert cli(*run[:4]).code == 0  # without a device nothing is judged
     assert cli(*run[:-1], "none").code == 0  # nothing to choose from
     one = cli("gpt-22b", "--tp", 8, "--device", "a100-80gb")

@@ -64,6 +64,11 @@ def runs(draw: Any) -> tuple[str, dict[str, Any]]:
             training["dora"] = draw(st.booleans())
             training["train"] = draw(st.sampled_from([(), ("norms",), ("embeddings", "head")]))
             training["base_bits"] = draw(st.sampled_from([4, 16]))
+        training["objective"] = draw(
+            st.sampled_from(["sft", "sft", "dpo", "kto", "grpo", "reward"])
+        )
+        if training["objective"] == "grpo":
+            work["completion"] = draw(st.sampled_from([0, 32]))
         if work["precision"] == "bf16":
             training["recipe"] = draw(st.sampled_from(["auto", "pure", "mixed", "fsdp"]))
             training["offload"] = draw(st.sampled_from(["none", "optimizer", "weights"]))

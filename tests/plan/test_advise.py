@@ -300,3 +300,48 @@ def test_the_page_has_every_remedy_in_its_order():
     text = (ROOT / "docs" / "advise.md").read_text()
     rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
     assert rows[2:] == [remedy.name for remedy in REMEDIES]
+
+
+# --- what maintainers of fine-tuning libraries say ------------------------------------------------
+
+ON_4090 = ("llama-3-8b", "--device", "rtx-4090")
+
+
+def test_all_weights_of_8b_on_24_gb_is_adapters_or_more_gpus(cli):
+    """TRL, unsloth: 16 GB of weights, as much of gradients and twice that of Adam do not fit; train
+    adapters with checkpointing and a fused loss, or shard over GPUs, or offload."""
+    found = cli("advise", *ON_4090, "--json").json
+    best = found["combination"]
+    assert best["keeps"] == "adapters"
+    assert set(best["changes"]) == {"--loss fused", "--lora-rank 16", "--policy full"}
+    assert set(best["launch_changes"]) == {
+        "--gradient_checkpointing true", "--use_liger_kernel true", "--use_peft true",
+        "--lora_r 16", "--lora_target_modules all-linear",
+    }  # fmt: skip
+    assert [one["keeps"] for one in found["alternatives"]] == ["host"]
+    assert found["more_gpus"]["layout"]["zero"] == 3
+    names = [one["name"] for one in found["remedies"]]
+    assert names.index("LoRA") < names.index("QLoRA") < names.index("full recompute")
+    assert names.index("full recompute") < names.index("weights on the host")
+
+
+def test_lora_of_8b_on_24_gb_is_checkpointing(cli):
+    """TRL, unsloth: gradient checkpointing first, a fused loss, then a base in 4 bits."""
+    found = cli("advise", *ON_4090, "--lora-rank", 16, "--json").json
+    best = found["combination"]
+    assert best["keeps"] == "training"
+    assert set(best["launch_changes"]) == {
+        "--gradient_checkpointing true", "--use_liger_kernel true",
+    }  # fmt: skip
+    assert {"fused loss", "4-bit base", "full recompute"} <= {
+        one["name"] for one in found["remedies"]
+    }
+
+
+def test_qlora_of_8b_on_24_gb_is_checkpointing_alone(cli):
+    words = ("--lora-rank", 16, "--set", "base_bits=4")
+    found = cli("advise", *ON_4090, *words, "--json").json
+    assert found["combination"]["launch_changes"] == ["--gradient_checkpointing true"]
+    small = cli("advise", *ON_4090, *words, "--seq", 2048, "--json").json
+    assert small["fits"]
+    assert {one["name"] for one in small["spare"]} == {"longer sequence"}

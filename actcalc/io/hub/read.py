@@ -296,8 +296,16 @@ def _workload(reading: Reading) -> None:
     for level in (values, outer):
         for key in ("dtype", "torch_dtype"):
             name = level.data.get(key)
-            if isinstance(name, str) and name.removeprefix("torch.") in _DTYPES:
-                reading.workload.setdefault("precision", _DTYPES[name.removeprefix("torch.")])
+            if name is None or name == "auto":
+                continue
+            known = _DTYPES.get(name.removeprefix("torch.")) if isinstance(name, str) else None
+            if known is not None:
+                reading.workload.setdefault("precision", known)
+            elif "precision" not in reading.workload:
+                reading.warnings.append(
+                    f"{key} is {shown(name)}, which says no precision of training: the usual one "
+                    "is taken (--precision)"
+                )
 
 
 def _notes(reading: Reading) -> None:

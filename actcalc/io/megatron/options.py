@@ -67,7 +67,7 @@ class Options:
             raise SpecError(
                 f"{name} is {shorten(value)}, not a whole number", "give a number"
             ) from None
-        most = _MOST.get(name, 2**40)
+        least, most = max(least, name in _SIZES), _MOST.get(name, 2**40)
         if number < least or number > most:
             bound = f"at least {least}" if number < least else f"at most {most}"
             raise SpecError(f"{name} is {number}", f"give a number of {bound}")
@@ -96,6 +96,12 @@ class Options:
 
 _ON = ("true", "1", "yes", "on", "")
 _OFF = ("false", "0", "no", "off", "none", "null")
+_SIZES = {
+    "vocab-size", "kv-channels", "ffn-hidden-size", "num-query-groups", "moe-ffn-hidden-size",
+    "make-vocab-size-divisible-by", "expert-model-parallel-size", "hidden-size",
+    "num-distributed-optimizer-instances",
+}  # fmt: skip
+"""Sizes of which none means the default, and 0 nothing."""
 _MOST = {
     **dict.fromkeys(
         ("num-layers", "encoder-num-layers", "decoder-num-layers", "mtp-num-layers"), MAX_LAYERS

@@ -41,7 +41,6 @@ LEFT_OUT: LeftOut = (
     ("llmcompressor", "quantises the trained model", ()),
     ("qat", "trains with fake quantisation", ()),
     ("s2_attention", "runs other attention kernels", ()),
-    ("reward_model", "trains a head of one score instead of logits", ()),
 )
 
 
@@ -76,7 +75,15 @@ def read(data: Mapping[str, Any], where: Document) -> Part:
         notes += told
     _sharding(data, s, where, given, more, assumed, notes)
     if s.has("rl"):
-        notes.append(f"rl {s.text('rl')}: a reference model, pairs and generation are not counted.")
+        word = s.text("rl").lower()
+        if word in ("dpo", "kto"):
+            given["training.objective"] = word
+            if s.flag("precompute_ref_log_probs"):
+                given["training.reference"] = "none"
+        else:
+            notes.append(f"rl {word} is not modelled: training on next tokens is counted.")
+    elif s.flag("reward_model"):
+        given["training.objective"] = "reward"
     notes += s.notes(f"{IDLE}|{sharding.IDLE}", LEFT_OUT)
     usual = {
         "framework": "transformers", "policy": "none", "training.optimizer": "adamw",

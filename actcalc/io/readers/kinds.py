@@ -25,6 +25,7 @@ from actcalc.io.readers import (
 )
 from actcalc.io.readers.combine import Read
 from actcalc.io.readers.document import Document
+from actcalc.io.readers.objective import PROGRAM
 from actcalc.io.readers.part import Part
 from actcalc.io.readers.settings import nested
 from actcalc.io.readers.shell.launch import Launch, launches, unknown_note
@@ -311,7 +312,7 @@ def _row(launch: Launch, kind: str | None, doc: Document) -> tuple[Kind, dict[st
             raise SpecError(f"{doc.name} is a script, and --from {kind} reads none",
                             "drop --from")  # fmt: skip
     elif launch.program.startswith("trl ") or launch.program in _TRL:
-        row = rows["trl"]
+        row, data = rows["trl"], {**data, PROGRAM: launch.program}
     elif any("." in name for name in plain) and "job.config_file" in plain:
         row = rows["torchtitan"]
     else:

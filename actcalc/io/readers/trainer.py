@@ -14,6 +14,7 @@ from actcalc.errors import SpecError
 from actcalc.io.readers import deepspeed, sharding
 from actcalc.io.readers.beside import beside, missing
 from actcalc.io.readers.document import Document
+from actcalc.io.readers.objective import objective
 from actcalc.io.readers.part import Part
 from actcalc.io.readers.settings import LeftOut, Settings
 from actcalc.io.readers.words import (
@@ -65,7 +66,6 @@ IDLE = (
 LEFT_OUT: LeftOut = (
     ("torch_compile", "fuses kernels: less memory and time", ()),
     ("activation_offloading", "moves saved tensors to the host: give --offload activations", ()),
-    ("use_vllm", "generates beside the update, with memory of its own", ()),
     ("lora_target_parameters", "puts adapters on parameters of experts", ()),
     ("cast_lm_head_to_fp32", "keeps the head in fp32", ()),
     ("neftune_noise_alpha", "adds noise to the embedding", ()),
@@ -127,7 +127,6 @@ class _Arguments:
         if s.flag("use_liger_kernel", "use_liger"):
             given["training.loss"] = "fused"
         self._sharding()
-        self._objective()
         usual = {
             "framework": "transformers",
             "workload.micro_batch": 8,
@@ -218,9 +217,11 @@ class _Arguments:
         s = self.s
         length = s.number("max_length", "max_seq_length", "block_size", "model_max_length",
                           "max_source_length", "cutoff_len", "max_sequence_length")  # fmt: skip
-        completion = s.number("max_completion_length")
-        if completion or s.has("num_generations"):
-            length = s.number("max_prompt_length", default=512) + (completion or 512)
+        fields, notes = objective(s, trl=self.trl)
+        self.given |= fields
+        self.notes += notes
+        if "workload.seq" in fields:
+            return
         if length:
             self.given["workload.seq"] = length
         elif self.trl:
@@ -229,8 +230,7 @@ class _Arguments:
             self.assumed["workload.seq"] = (
                 "The arguments say no length of sequences: the model's usual one is taken (--seq)."
             )
-        if s.flag("packing", "padding_free") or s.has("packing"):
-            return
+        s.has("packing", "padding_free")
 
     def _sharding(self) -> None:
         value = self.deepspeed
@@ -251,16 +251,3 @@ class _Arguments:
         if str(self.given.get("workload.precision")).endswith(("bf16", "fp16")):
             self.given["training.recipe"] = "fsdp"
         self.notes += notes
-
-    def _objective(self) -> None:
-        """What training by preference or reward adds, which is not counted here."""
-        s = self.s
-        if s.has("max_completion_length", "num_generations"):
-            self.notes.append("GRPO: one update is counted; generation and reference are not.")
-        elif s.has("precompute_ref_log_probs", "desirable_weight", "undesirable_weight") or (
-            self.trl and s.has("beta")
-        ):
-            self.notes.append(
-                "Preference training runs a reference model and pairs of sequences beside: "
-                "neither is counted."
-            )

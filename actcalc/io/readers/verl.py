@@ -75,9 +75,14 @@ def read(data: Mapping[str, Any], where: Document) -> Part:
     nodes, each = s.number("trainer.nnodes", default=1), s.number("trainer.n_gpus_per_node")
     given["devices"] = nodes * each or None
     if actor:
+        if given.get("framework") == "transformers":
+            # the reference's weights wait on the host (fsdp_workers.py: CPUOffload for ref)
+            given["training.objective"] = "grpo"
+            if s.flag(_MODEL + "use_remove_padding"):
+                given["training.loss"] = "in-place"  # flash_attn's cross_entropy_loss
         notes.append(
             "The actor's update is counted: generation, log-probabilities and the reference model "
-            "run at other times of a step, or beside it."
+            "run at other times of a step."
         )
     notes += s.notes(IDLE, LEFT_OUT)
     return Part(

@@ -39,6 +39,12 @@ def write(run: Run) -> str:
         **_adapter(run),
         **_sharding(run),
     }
+    if training.objective in ("dpo", "kto"):
+        data["rl"] = training.objective
+    elif training.objective == "reward":
+        data["reward_model"] = True
+    if training.reference == "none":
+        data["precompute_ref_log_probs"] = True
     if training.loss == "fused":
         data["plugins"] = ["axolotl.integrations.liger.LigerPlugin"]
         data["liger_fused_linear_cross_entropy"] = True

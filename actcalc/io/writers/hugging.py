@@ -57,7 +57,7 @@ def _arguments(run: Run, target: str, engine: str) -> dict[str, Any]:
         "dtype": _WORDS["amp-" + name if engine == "fsdp" and name != "fp32" else name],
         "attn_implementation": _KERNELS[work.attention],
         "dataset_name": _DATASET,
-        "max_length": work.seq,
+        **({} if training.objective == "grpo" else {"max_length": work.seq}),
         "per_device_train_batch_size": work.micro_batch,
         "gradient_accumulation_steps": accumulation(run),
         "gradient_checkpointing": policy_word(run, target),
@@ -65,6 +65,7 @@ def _arguments(run: Run, target: str, engine: str) -> dict[str, Any]:
         "fp16": name.endswith("fp16"),
         "optim": optimizer_word(run, "transformers", target),
     }
+    found |= _objective(run, target)
     if training.loss == "fused":
         found["use_liger_kernel"] = True
     if training.lora_rank:
@@ -94,6 +95,28 @@ def saved_modules(training: Training) -> list[str]:
     return [name for part in training.train for name in _SAVED[part]]
 
 
+def _objective(run: Run, target: str) -> dict[str, Any]:
+    """Arguments of TRL's script for the run's objective (``trl/trainer/*_config.py``)."""
+    training, work = run.training, run.workload
+    if training.objective == "grpo":
+        found: dict[str, Any] = {
+            "max_prompt_length": work.seq - work.completion,
+            "max_completion_length": work.completion,
+        }
+        if not work.completion:
+            raise SpecError(f"--emit {target}: grpo without completions", "add --completion N")
+        if training.reference == "model":
+            found["beta"] = 0.04
+        if training.generation_share:
+            found |= {
+                "use_vllm": True,
+                "vllm_gpu_memory_utilization": training.generation_share,
+            }
+        return found
+    precomputed = training.objective in ("dpo", "kto") and training.reference == "none"
+    return {"precompute_ref_log_probs": True} if precomputed else {}
+
+
 def policy_word(run: Run, target: str) -> bool:
     """Whether every layer is re-run; ``SpecError`` for policies between."""
     policy = (run.policies or ("none",))[0]
@@ -116,7 +139,10 @@ def optimizer_word(run: Run, column: str, target: str) -> str:
 
 
 def _script(run: Run, found: dict[str, Any]) -> str:
-    lines = [f"accelerate launch --num_processes {run.layout.devices} trl/scripts/sft.py"]
+    lines = [
+        f"accelerate launch --num_processes {run.layout.devices} "
+        f"trl/scripts/{run.training.objective}.py"
+    ]
     for name, value in found.items():
         words = value if isinstance(value, list) else [value]
         texts = [str(word) if not isinstance(word, bool) else str(word).lower() for word in words]

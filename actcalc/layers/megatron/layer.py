@@ -73,7 +73,7 @@ def _not_in_megatron(model: Model) -> list[tuple[bool, str]]:
         (model.mla is not None and model.position == "none", "latent attention without positions"),
         (model.qk_norm == "full", "normalisation of queries and keys over their full width"),
         (model.patches > 0, "vision transformer head and patches in its GPT model"),
-        (model.head in ("classifier", "none"), f"{model.head} head in its GPT model"),
+        (model.head in ("classifier", "score", "none"), f"{model.head} head in its GPT model"),
         (model.embedding_dim not in (0, model.hidden), "embedding narrower than hidden"),
         (model.embedding_norm, "normalisation right after the embedding"),
     ]

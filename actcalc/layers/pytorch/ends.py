@@ -161,7 +161,17 @@ def head_graph(ctx: Context) -> Graph:
         stream = norm(g, ctx, "head_norm", stream, group="head", modules=())
     if model.head == "classifier":
         return g.build("input", _classify(g, ctx, stream))
+    if model.head == "score":
+        return g.build("input", _score(g, ctx, stream))
     return g.build("input", _predict(g, ctx, stream))
+
+
+def _score(g: GraphBuilder, ctx: Context, stream: str) -> str:
+    """A number a token, of which the last one's is read (LlamaForSequenceClassification)."""
+    scores = linear(g, ctx, "head", "head", stream, inside=ctx.h, outside=ONE)
+    rewards = g.tensor("rewards", (ctx.b,), g.dtype(scores))
+    g.op("last_token", "view", "head", [scores], [rewards])
+    return rewards
 
 
 def _classify(g: GraphBuilder, ctx: Context, stream: str) -> str:

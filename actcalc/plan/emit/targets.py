@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, visible
 from actcalc.plan.named import Fit, Rivals
 from actcalc.plan.options import Costs
 from actcalc.plan.planner import RunPlanner
@@ -84,7 +84,7 @@ def figure_of(
         far = "the optimum re-runs " + ("nothing" if best == 0 else "no FLOPs")
     else:
         far = f"{ratio:.2f} times the cost of the optimum"
-    head = (f"# {name}: {found.plan} ({far})", *(f"# {note}" for note in found.notes))
+    head = (f"# {name}: {found.plan} ({far})", *(f"# {visible(note)}" for note in found.notes))
     return EmittedFigure(
         target=target,
         text="\n".join((*head, found.text)) + "\n",

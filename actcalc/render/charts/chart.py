@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from actcalc.errors import visible
+
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 WIDE = 720
 """Pixels of a chart for a page or a print; labels and legend are inside."""
@@ -80,7 +82,7 @@ class Chart:
 
     def spec(self, width: int = WIDE, *, titled: bool = True) -> dict[str, Any]:
         """The whole Vega-Lite specification, ``width`` pixels wide, with or without its title."""
-        body = copy.deepcopy(dict(self.body))
+        body = _visible(copy.deepcopy(dict(self.body)))
         head: dict[str, Any] = {"$schema": SCHEMA, "description": f"{self.title}. {self.about}"}
         if titled:
             limit = {"limit": width - 20}
@@ -91,6 +93,15 @@ class Chart:
         columns = max(1, width // 170)
         config["legend"] = {**config["legend"], "columns": columns}
         return {**head, "width": width, "autosize": fit, "config": config, **body}
+
+
+def _visible(node: Any) -> Any:
+    """The same data with nothing in its texts that a picture's file may not hold."""
+    if isinstance(node, str):
+        return visible(node)
+    if isinstance(node, dict):
+        return {key: _visible(value) for key, value in node.items()}
+    return [_visible(each) for each in node] if isinstance(node, list) else node
 
 
 Charts = Mapping[str, Callable[[], Chart]]

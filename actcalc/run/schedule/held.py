@@ -211,6 +211,13 @@ def fullest(
 def _undominated(rows: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
     """The rows that no other is at least as large as in every column."""
     kept: list[tuple[int, ...]] = []
+    if len(rows[0]) <= 2:
+        most = -1
+        for row in sorted(rows, reverse=True):
+            if row[-1] > most:
+                most = row[-1]
+                yield row
+        return
     for row in sorted(rows, key=sum, reverse=True):
         if not any(all(a >= b for a, b in zip(other, row, strict=True)) for other in kept):
             kept.append(row)
