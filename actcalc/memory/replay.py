@@ -98,22 +98,26 @@ class _Passage(NamedTuple):
 def _passage(walk: LayerWalk, moments: Iterable[Instant], start: Iterable[Key]) -> _Passage:
     """The differences from one moment to the next, of what was alive at the ``start``."""
     own = walk.known.own
-    alive = set(start)
+    begun = set(start)
+    alive: dict[Key, None] = {name: None for name in own if name in begun}
     changes: list[_Change] = []
     pieces = most = 0
     last: Instant | None = None
 
     def change(moment: Instant, inside: int) -> None:
         nonlocal pieces
-        now: dict[Key, int] = {name: own[name] for name in moment.alive if own[name]}
+        now: dict[Key, int] = {
+            name: size for name, size in own.items() if size and name in moment.alive
+        }
         now.update((("gradient", key), size) for key, size in moment.gradients.items() if size)
         given = tuple(k for k in alive if k not in now and not _is_weights(k))
         taken = [(key, size) for key, size in now.items() if key not in alive]
         if moment.kept > pieces:
             taken.append((("weights", pieces), moment.kept - pieces))
             pieces = moment.kept
-        alive.difference_update(given)
-        alive.update(key for key, _ in taken)
+        for key in given:
+            del alive[key]
+        alive.update(dict.fromkeys(key for key, _ in taken))
         if given or taken or inside:
             changes.append(_Change(given, tuple(taken), inside))
 
