@@ -12,9 +12,11 @@ first use::
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False  # as typing has it, which a console script that is interrupted need not load
+if TYPE_CHECKING:
+    from typing import Any
 
 __version__ = "0.3.0"
 
@@ -82,6 +84,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
+        from importlib import import_module
+
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'actcalc' has no attribute {name!r}")
 

@@ -28,9 +28,8 @@ from actcalc.io.runs import load_framework, load_run
 from actcalc.layers.core.norm import NORM_KERNELS
 from actcalc.layers.megatron.core import CORE_KERNELS
 from actcalc.layers.pytorch import moe, rotary
-from actcalc.specs import Framework, Workload
+from actcalc.specs import Framework, Model, Moe, Workload
 from actcalc.specs.kinds import KINDS
-from actcalc.specs.model import Model, Moe
 from actcalc.specs.validate import build
 
 PROFILES = presets.names("frameworks")

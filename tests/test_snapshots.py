@@ -18,7 +18,7 @@ COMMANDS = {
     "explain-selective": ("explain", "selective"),
     "explain-c": ("explain", "c*"),
     "explain-8psi": ("explain", "8psi"),
-    "advise": ("advise", "llama-3-8b", "--device", "rtx-4090"),
+    "advise": ("advise", "llama-3-8b", "--device", "rtx-4090", "--seq", 4096),
     "advise-fits": (
         "advise",
         "gpt3-175b",

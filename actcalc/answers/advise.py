@@ -7,18 +7,22 @@ new number in ``schema``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from actcalc.answers.command_words import replaced, run_words
 from actcalc.answers.header import RunAnswer, header, run_notes
 from actcalc.answers.judged import judged
+from actcalc.answers.judged_memory import MemoryRange, memory_range
 from actcalc.answers.mfu import Training, training_run
 from actcalc.cost.rates import default_note, rates_of
 from actcalc.errors import SpecError
 from actcalc.io.writers.changed import changed_words
+from actcalc.memory.figures import StageFigure
+from actcalc.memory.replay import replayed
 from actcalc.memory.stage import StageMemory
-from actcalc.plan.advice import ALIKE, Advice, Combination, Single
+from actcalc.plan.advice import ALIKE, NOTHING, Advice, Combination, Single
 from actcalc.plan.changes import Change, difference, words
 from actcalc.plan.remedies import Remedy
 from actcalc.plan.spare import Bought, spare
@@ -38,9 +42,10 @@ class RemedyFigure:
     about: str
     """What it does."""
     freed_bytes: int | None
-    """Bytes that the fullest stage needs less; null where only the allocator's waste changes."""
+    """Bytes that the fullest stage needs less; of a remedy that only changes what the allocator
+    cannot use, bytes that it takes less from the device (null where no replay says it)."""
     total_bytes: int | None
-    """What the fullest stage then needs in all; null likewise."""
+    """What the fullest stage then needs in all; null where only the allocator's waste changes."""
     slowdown_ratio: float | None
     """Time of as many tokens on as many GPUs over that of the run as it is, less one; below zero it
     is faster. Null where no time can be derived."""
@@ -167,6 +172,13 @@ class AdviceReport(RunAnswer):
     """Memory of the device that a process can use."""
     budget_bytes: int
     """The same less the headroom: what has to hold the total."""
+    reserved_bytes: int | None
+    """Of the fullest stage the most that PyTorch's allocator takes from the device; null where the
+    requests are too many to replay."""
+    reserved_expandable_bytes: int | None
+    """The same with expandable segments."""
+    memory_range: MemoryRange
+    """What a GPU may need, by how far published peaks were from predicted ones."""
     peak_stage: int
     """The fullest stage."""
     peak_at: str
@@ -208,7 +220,8 @@ def advise_run(
         raise SpecError("advice is about a device's memory, and there is none", "add --device")
     advice = Advice(Trials(run, efficiency), run.budget_bytes)
     staged = advice.trials.staged
-    figure = StageMemory(staged, staged.first_policy).figure(advice.need.stage)
+    work = StageMemory(staged, staged.first_policy)
+    figure = replayed(work, work.figure(advice.need.stage))
     first = _first(advice, list(given) if given is not None else run_words(run))
     time = _time(advice, efficiency)
     if tokens is not None and time is None:
@@ -226,9 +239,12 @@ def advise_run(
         total_bytes=advice.need.total_bytes,
         device_bytes=run.device.usable_bytes if run.device else 0,
         budget_bytes=advice.budget,
+        reserved_bytes=figure.reserved_bytes,
+        reserved_expandable_bytes=figure.reserved_expandable_bytes,
+        memory_range=memory_range(figure),
         peak_stage=advice.need.stage,
         peak_at=figure.peak_at,
-        remedies=first.remedies,
+        remedies=tuple(_worth(advice, first.remedies, figure)),
         combination=first.combination,
         alternatives=first.alternatives,
         more_gpus=first.more_gpus,
@@ -270,21 +286,6 @@ def _first(
         alternatives=tuple(made[1:]),
         more_gpus=None if more is None else _combined(advice, given, more, names),
     )
-
-
-def run_words(run: Run) -> list[str]:
-    """Words that name a run on a command line: its model, and what differs from its usual run.
-
-    A model that is no preset is named only.
-    """
-    from actcalc.io.runs import load_run
-    from actcalc.io.writers.own import preset_of
-
-    name = preset_of(run)
-    usual = load_run(name, framework=str(run.framework)) if name else None
-    found = [name or run.name, *(words(difference(usual, run)) if usual else [])]
-    found += ["--framework", str(run.framework)]
-    return [*found, "--device", run.device.name] if run.device else found
 
 
 # --- remedies ---------------------------------------------------------------------------------
@@ -333,6 +334,23 @@ def _outside(advice: Advice, remedy: Remedy) -> RemedyFigure:
         keeps=remedy.keeps,
         source=remedy.source,
     )
+
+
+def _worth(
+    advice: Advice, remedies: Sequence[RemedyFigure], figure: StageFigure
+) -> Iterator[RemedyFigure]:
+    """The remedies; of one that only changes what the allocator cannot use, what its replay says,
+    if it says that it helps."""
+    most, least = figure.reserved_bytes, figure.reserved_expandable_bytes
+    for one in remedies:
+        if one.total_bytes is not None or most is None or least is None:
+            yield one
+            continue
+        device = advice.trials.run.device
+        room = device.usable_bytes if device else 0
+        enough = least + figure.overhead_bytes <= room
+        if most > least and (enough or most - least > NOTHING * most):
+            yield replace(one, freed_bytes=most - least, enough=enough)
 
 
 def _slower(advice: Advice, seconds: float | None) -> float | None:
@@ -402,38 +420,6 @@ def _parts(advice: Advice, one: Combination, names: Mapping[str, str] | None) ->
     if rest and found:
         found[-1] = " ".join([found[-1], *words(rest, names)])
     return tuple(text for text in found if text)
-
-
-def replaced(given: Sequence[str], made: Sequence[str]) -> list[str]:
-    """The words ``given``, without the flags that ``made`` gives anew, and those of ``made``."""
-    names = {_key(flag, value) for flag, value in _pairs(made)}
-    kept = [
-        word
-        for flag, value in _pairs(given)
-        if _key(flag, value) not in names
-        for word in (flag, value)
-        if word
-    ]
-    return [*kept, *made]
-
-
-def _pairs(line: Sequence[str]) -> list[tuple[str, str]]:
-    """Flags with their values; a word that belongs to none stands alone."""
-    found: list[tuple[str, str]] = []
-    for word in line:
-        waits = found and found[-1][0].startswith("--") and not found[-1][1]
-        if waits and not word.startswith("--"):
-            found[-1] = (found[-1][0], word)
-        else:
-            found.append((word, ""))
-    return found
-
-
-def _key(flag: str, value: str) -> str:
-    if not flag.startswith("--"):
-        return flag
-    name = flag.removeprefix("--").removeprefix("no-")
-    return value.partition("=")[0] if name == "set" else name.replace("-", "_")
 
 
 # --- the rest ---------------------------------------------------------------------------------

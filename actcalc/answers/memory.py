@@ -114,7 +114,8 @@ def _notes(
             "The optimizer gives whole weights to ranks: figures are of the fullest rank; "
             "last_rank_spare_bytes says how much less the last one holds."
         )
-    if run.layout.pp > 1 and run.framework.drops_sent_outputs:
+    drops = run.framework.drops_sent_outputs and not run.layout.keep_sent_outputs
+    if run.layout.pp > 1 and drops:
         notes.append(
             "Pipeline messages: a received input counts as the first layer's, a received gradient "
             "as the last layer's; outputs are dropped once sent."

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from actcalc.answers.calibrate import Calibration
 from actcalc.answers.header import RunAnswer, header, run_notes
 from actcalc.answers.judged import judged
+from actcalc.answers.step_given import Basis, Given, Work
 from actcalc.cost.flops import Counting, hardware_flops, model_flops
 from actcalc.cost.rates import default_note, peak_flops, rates_of
 from actcalc.cost.roofline import roofline_of
@@ -25,9 +26,9 @@ from actcalc.policy.rules import Policy
 from actcalc.run.staged import StagedRun
 from actcalc.specs.device import Device
 from actcalc.specs.numbers import percent
+from actcalc.specs.objectives import OBJECTIVES
 from actcalc.specs.run import Run
 
-Basis = Literal["measured", "mfu", "predicted"]
 COUNTINGS: tuple[Counting, ...] = ("full", "causal")
 
 
@@ -180,6 +181,9 @@ def utilisation(
     gpus: int | None = None,
     step_seconds: float | None = None,
     mfu: float | None = None,
+    hfu: float | None = None,
+    tokens_per_second: float | None = None,
+    tflops: float | None = None,
     counting: Counting = "full",
     tokens: int | None = None,
     price_per_gpu_hour: float | None = None,
@@ -187,23 +191,26 @@ def utilisation(
 ) -> Utilisation:
     """MFU and HFU of one step of ``run`` on ``gpus`` devices.
 
-    The step time is given, follows from ``mfu``, or is predicted. Raises ``SpecError`` without a
-    device, for numbers that are not above 0, when both a time and an MFU are given, or for devices
-    that do not divide into whole replicas of tp·pp·cp.
+    The step time is given, follows from a rate or a share (:class:`Given`), or is predicted. Raises
+    ``SpecError`` without a device, for numbers that are not above 0, when several say how long a
+    step is, or for devices that do not divide into whole replicas of tp·pp·cp.
     """
-    _check_given(run, step_seconds, mfu, tokens, gpus, price_per_gpu_hour)
+    given = Given(step_seconds, tokens_per_second, tflops, mfu, hfu)
+    given.check()
+    _check_given(run, tokens, gpus, price_per_gpu_hour)
     _check_counting(run, counting)
     staged, count = StagedRun(run), _devices(run, gpus)
     policy, batch = staged.only_policy, staged.global_batch
     prediction = _predict(staged, policy, count, efficiency)
     peak = peak_flops(_device(run), run.workload.arithmetic)
     useful = _scaled(model_flops(staged.graph, counting), batch, run)
-    basis, seconds = _step_seconds(step_seconds, mfu, prediction, useful / (count * peak))
-    available = seconds * count * peak
     hardware = hardware_flops(staged, policy, counting)
     done = _scaled(hardware.flops, batch, run)
+    step_tokens = batch * run.workload.seq * OBJECTIVES[run.training.objective].sequences
+    work = Work(step_tokens, useful, done, count, peak)
+    basis, seconds = given.seconds(work) or _predicted(prediction)
+    available = seconds * count * peak
     by_ops = _scaled(hardware.op_flops, batch, run)
-    step_tokens = batch * run.workload.seq
     least = _scaled(hardware_flops(staged, policy, _computed(run)).op_flops, batch, run) / available
     needed = total_bytes(staged, policy)
     impossible = _impossible(useful / available, least, frozen=bool(run.training.lora_rank))
@@ -242,20 +249,19 @@ def utilisation(
     )
 
 
-_PLAUSIBLE = {
-    "--step-time": (1e-9, 1e9),
-    "--mfu": (1e-9, 1e9),
-    "--tokens": (1, 10**24),
-    "--gpus": (1, 2**40),
-    "--price-per-gpu-hour": (0, 1e9),
-}
-"""What figures of a step may be: seconds, shares, tokens, devices, any currency."""
+_PLAUSIBLE = {"--tokens": (1, 10**24), "--gpus": (1, 2**40), "--price-per-gpu-hour": (0, 1e9)}
+"""What figures of a run may be: tokens, devices, any currency."""
+
+
+def _predicted(prediction: StepTime | str) -> tuple[Basis, float]:
+    """The roofline's step; ``SpecError`` with what keeps it from one."""
+    if isinstance(prediction, StepTime):
+        return "predicted", prediction.total
+    raise SpecError(f"no step time to judge: {prediction}", "add --step-time or --mfu")
 
 
 def _check_given(
     run: Run,
-    step_seconds: float | None,
-    mfu: float | None,
     tokens: int | None,
     gpus: int | None,
     price_per_gpu_hour: float | None,
@@ -263,8 +269,6 @@ def _check_given(
     """Refuse numbers that mean nothing, alone or together."""
     _device(run)
     given = {
-        "--step-time": step_seconds,
-        "--mfu": mfu,
         "--tokens": tokens,
         "--gpus": gpus,
         "--price-per-gpu-hour": price_per_gpu_hour,
@@ -276,10 +280,6 @@ def _check_given(
             raise SpecError(
                 f"{name} {value:g} is beyond anything real", f"give {low:g} to {high:g}"
             )
-    if step_seconds is not None and mfu is not None:
-        raise SpecError("--step-time and --mfu contradict", "give one: each follows from the other")
-    if mfu is not None and mfu > 1:
-        raise SpecError(f"--mfu {mfu:g} is above 1", "a share, e.g. --mfu 0.4")
     if price_per_gpu_hour is not None and tokens is None:
         raise SpecError("--price-per-gpu-hour prices a training run", "add --tokens")
 
@@ -310,19 +310,6 @@ def _devices(run: Run, gpus: int | None) -> int:
             f"use --gpus {-(-count // replica) * replica}, or lower --tp, --pp or --cp",
         )
     return count
-
-
-def _step_seconds(
-    measured: float | None, mfu: float | None, prediction: StepTime | str, ideal: float
-) -> tuple[Basis, float]:
-    """Where a step's time is from, and the time; ``ideal`` is the time at an MFU of 1."""
-    if measured is not None:
-        return "measured", measured
-    if mfu is not None:
-        return "mfu", ideal / mfu
-    if isinstance(prediction, StepTime):
-        return "predicted", prediction.total
-    raise SpecError(f"no step time to judge: {prediction}", "add --step-time or --mfu")
 
 
 def _computed(run: Run) -> Counting:

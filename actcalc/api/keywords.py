@@ -28,6 +28,7 @@ class WorkKeywords(TypedDict, total=False):
 
     seq: int | None
     global_batch: int | None
+    completion: int | None
     layers: int | None
     sp: bool | None
     schedule: str | None
@@ -78,6 +79,9 @@ class TuningKeywords(TypedDict, total=False):
     train: str | None
     freeze: int | None
     galore_rank: int | None
+    objective: str | None
+    reference: str | None
+    generation_share: float | None
 
 
 class MemoryKeywords(RunKeywords, TuningKeywords, total=False):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from typing import NoReturn
 
-from actcalc.errors import SpecError, say
+TYPE_CHECKING = False  # what a script needs before it can say that it was interrupted is little
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def fail(message: str, hint: str = "") -> NoReturn:
     """Print ``error:`` and ``hint:`` lines to stderr and exit with 2."""
+    from actcalc.errors import say
+
     say(f"error: {message}")
     if hint:
         say(f"hint: {hint}")
@@ -25,6 +27,8 @@ def drop_output() -> None:
 
 def main() -> None:
     """Run the command line of this process; exits 0, 1 (the answer is no) or 2 (bad input)."""
+    from actcalc.errors import SpecError
+
     try:
         import gc
 
@@ -61,6 +65,15 @@ def main() -> None:
     raise SystemExit(code)
 
 
+def _occupy() -> None:
+    """Put nothing where a stream is closed: a file opened later must not become the stream."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
 def entry() -> NoReturn:
     """The console script: :func:`main`, then leave at once.
 
@@ -68,18 +81,15 @@ def entry() -> NoReturn:
     """
     code: object = 0
     try:
-        for number in range(3):  # a file opened later must not become a closed stream
-            with contextlib.suppress(OSError):
-                os.fstat(number)
-                continue
-            os.open(os.devnull, os.O_RDWR)
+        _occupy()
         main()
     except SystemExit as stop:
         code = stop.code
     except KeyboardInterrupt:
         code = 130
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stdout.flush()
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            continue
     os._exit(code if isinstance(code, int) else 2)

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from actcalc import __version__
 from actcalc.cli.choices import SHELLS, examples, option
 from actcalc.cli.convert import plain, use_plain_conversion
+from actcalc.cli.words import plainly
 from actcalc.errors import SpecError, file_error, shorten
 from actcalc.io import presets
 
@@ -78,7 +79,7 @@ class LazyGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Insert the default command before a model's name or its options."""
-        return super().parse_args(ctx, route(list(args)))
+        return super().parse_args(ctx, route(plainly(args)))
 
 
 def _help(command: Any, ctx: Any) -> str:

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from actcalc.errors import SpecError
+from actcalc.io.sources import Source
 
 
 def only_given(**values: Any) -> dict[str, Any]:
     """The values that are not None."""
     return {key: value for key, value in values.items() if value is not None}
+
+
+def accumulated(origin: Source, steps: int, batch: int | None) -> Source:
+    """The source with so many micro-batches of a replica in a step."""
+    if batch is not None:
+        raise SpecError(
+            f"--grad-accum {steps} and --global-batch {batch} say the same thing twice",
+            "give one: the batch is micro-batch x steps x replicas",
+        )
+    if steps < 1:
+        raise SpecError(f"--grad-accum is {steps}", "use a value of at least 1")
+    return replace(origin, accumulation=steps)
 
 
 def flag_of(name: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from actcalc.cli.choices import PANELS
+from actcalc.cli.words import WORDS
 from actcalc.errors import SpecError, suggestion
 
 WIDEST = 100
@@ -53,6 +54,10 @@ def help_text(command: Any, context: Any, commands: Mapping[str, str] | None = N
         rows = [(_metavar(each), each.help or "") for each in arguments]
         parts.append(["Arguments:", *_columns(rows, width)])
     parts += _groups(options, command.name or "", context, width)
+    known = {name for each in options for name in each.opts}
+    words = [(", ".join(row.words[:1]), row.text) for row in WORDS if row.means[0] in known]
+    if words and not commands:
+        parts.append(["Other words for them:", *_columns(words, width)])
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 

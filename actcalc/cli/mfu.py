@@ -56,6 +56,18 @@ class StepOptions:
         float | None,
         option("--mfu", help="Instead of a time: the MFU it is to have, 0.45.", panel=_PANEL),
     ] = None
+    hfu: Annotated[
+        float | None,
+        option("--hfu", help="The same for HFU, re-runs counted.", panel=_PANEL),
+    ] = None
+    tokens_per_second: Annotated[
+        float | None,
+        option("--tokens-per-second", help="Measured, of all devices together.", panel=_PANEL),
+    ] = None
+    tflops: Annotated[
+        float | None,
+        option("--tflops", help="Measured model TFLOP/s of one device.", panel=_PANEL),
+    ] = None
     flops: Annotated[
         str,
         option(
@@ -95,6 +107,9 @@ def answer(
         gpus=step.gpus,
         step_seconds=seconds_of(step.step_time),
         mfu=step.mfu,
+        hfu=step.hfu,
+        tokens_per_second=step.tokens_per_second,
+        tflops=step.tflops,
         counting=counting_of(step.flops),
         tokens=count_of(step.tokens),
         price_per_gpu_hour=step.price_per_gpu_hour,

@@ -18,8 +18,8 @@ from actcalc.cli.choices import (
     argument,
     option,
 )
+from actcalc.cli.given import accumulated, only_given, parse_split
 from actcalc.cli.given import flag_of as flag_of
-from actcalc.cli.given import only_given, parse_split
 from actcalc.cli.given import refuse_given as refuse_given
 from actcalc.cli.given import refuse_idle as refuse_idle
 from actcalc.cli.given import split_policies as split_policies
@@ -70,9 +70,20 @@ class RunOptions:
     global_batch: Annotated[
         int | None, option("--global-batch", help="Sequences per step, all replicas.", panel=WORK)
     ] = None
+    image_tokens: Annotated[
+        int | None, option("--image-tokens", help="Tokens per sequence from images.", panel=WORK)
+    ] = None
     completion: Annotated[
         int | None,
         option("--completion", help="Tokens scored at the end of a sequence.", panel=WORK),
+    ] = None
+    grad_accum: Annotated[
+        int | None,
+        option(
+            "--grad-accum",
+            help="Micro-batches per step and replica, for --global-batch.",
+            panel=WORK,
+        ),
     ] = None
     layers: Annotated[
         int | None, option("--layers", help="Transformer layers (l).", panel=WORK)
@@ -267,6 +278,10 @@ class RunOptions:
         training: dict[str, Any] | None = None,
     ) -> Run:
         """Validate the source with these overrides."""
+        batch: dict[str, Any] = {}
+        if self.grad_accum is not None:
+            origin = accumulated(origin, self.grad_accum, self.global_batch)
+            batch = {"global_batch": None}
         run = resolve(
             origin,
             model=only_given(layers=self.layers),
@@ -283,9 +298,11 @@ class RunOptions:
                 schedule=self.schedule,
                 layers_per_stage=parse_split(self.layers_per_stage),
             ),
-            workload=only_given(
+            workload=batch
+            | only_given(
                 seq=self.seq,
                 micro_batch=self.micro_batch,
+                image_tokens=self.image_tokens,
                 completion=self.completion,
                 global_batch=self.global_batch,
                 precision=self.precision,

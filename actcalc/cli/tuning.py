@@ -60,6 +60,15 @@ class TuningOptions:
             "--freeze", help="First layers that stay frozen; -N: all but the last N.", panel=TUNING
         ),
     ] = None
+    tower: Annotated[
+        str | None,
+        option(
+            "--tower",
+            help="A vision tower: {words}.",
+            panel=TUNING,
+            words=lambda: ("trained", "frozen"),
+        ),
+    ] = None
     galore_rank: Annotated[
         int | None,
         option("--galore-rank", help="Project gradients to this rank (GaLore).", panel=TUNING),
@@ -113,6 +122,7 @@ class TuningOptions:
             "base_bits": self.base_bits,
             "train": parts,
             "freeze": self.freeze,
+            "tower": self.tower,
             "galore_rank": self.galore_rank,
             "objective": self.objective,
             "reference": self.reference,

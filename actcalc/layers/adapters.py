@@ -35,6 +35,8 @@ def adapted(model: ModelGraph, training: Training, *, autocast: bool = False) ->
         SpecError: nothing would be trained: no layer has a projection that ``lora_targets`` names,
             or all layers are frozen.
     """
+    if model.context.model.tower and training.still_tower:
+        model = _with_still_tower(model)
     if not training.tunes:
         return model
     depth = model.context.model.depth
@@ -57,6 +59,15 @@ def adapted(model: ModelGraph, training: Training, *, autocast: bool = False) ->
             "freeze fewer layers, or add --train or --lora-rank",
         )
     return found
+
+
+def _with_still_tower(model: ModelGraph) -> ModelGraph:
+    """The graphs with a vision tower that keeps nothing and stays as it is."""
+    from actcalc.layers.pytorch.tower import GROUP, still
+
+    embedding = model.embedding
+    ops = tuple(still(op) if op.group == GROUP else op for op in embedding.ops)
+    return replace(model, embedding=replace(embedding, ops=ops))
 
 
 class _Tuning:
@@ -160,6 +171,8 @@ class _Tuning:
 
     def _weight(self, op: Op, graph: Graph, weight: Weight, *, frozen: bool) -> tuple[Weight, ...]:
         """One weight as it is left, and the copy that is trained in its place."""
+        if weight.frozen:
+            return (weight,)
         training = self.training
         part = "embeddings" if op.kind == "embedding" else "head" if (
             op.name == "head" and graph.name == "head"

@@ -253,8 +253,24 @@ def prepare_config(config: Any) -> None:
                 setattr(config, name, 0)
 
 
+def _images(config: Any, count: int, *, dtype: Any, device: str) -> dict[str, Any]:
+    """Images as a vision-language model takes them, of the size its configuration states."""
+    torch = require_torch()
+    vision = config.vision_config
+    size, channels = vision.image_size, getattr(vision, "num_channels", 3)
+    return {"pixel_values": torch.randn(count, channels, size, size, device=device, dtype=dtype)}
+
+
 def example_batch(
-    model: Any, config: Any, *, batch: int, seq: int, dtype: Any, padding_mask: bool, device: str
+    model: Any,
+    config: Any,
+    *,
+    batch: int,
+    seq: int,
+    dtype: Any,
+    padding_mask: bool,
+    device: str,
+    images: int = 0,
 ) -> dict[str, Any]:
     """Return a batch with labels, of the kind the model's ``forward`` takes.
 
@@ -281,7 +297,16 @@ def example_batch(
         mask = torch.ones(batch, seq, dtype=torch.int64, device=device)
         mask[:, -1] = 0
         made["attention_mask"] = mask
+    if images:
+        made |= _images(config, batch * images, dtype=dtype, device=device)
+        if config.model_type == "gemma3":
+            made["token_type_ids"] = torch.zeros(batch, seq, dtype=torch.int64, device=device)
     return made
+
+
+def _language(model: Any) -> Any:
+    """The language model of a vision-language one, whose tower is part of its embedding."""
+    return getattr(getattr(model, "model", None), "language_model", model)
 
 
 def measure_transformers(
@@ -298,6 +323,7 @@ def measure_transformers(
     flops: bool = False,
     keep_layer: bool = False,
     name: str | None = None,
+    images: int = 0,
 ) -> Measured:
     """Measure what one training step of a transformers model keeps for backward.
 
@@ -316,6 +342,8 @@ def measure_transformers(
         flops: also count FLOPs of forward and backward.
         keep_layer: also return :attr:`Measured.layer`, the middle layer, to be saved.
         name: what to call the model; its ``model_type`` if absent.
+        images: images in each sequence of a vision-language model, which then runs whole; without
+            any its language model runs alone.
 
     Raises:
         MissingExtraError: PyTorch or transformers is not installed.
@@ -324,11 +352,11 @@ def measure_transformers(
     transformers = require_transformers()
     _check(attention, batch=batch, seq=seq, layers=layers)
     with _quiet(transformers):
-        config, chosen, note = _configured(source, cls, layers)
+        config, chosen, note = _configured(source, cls, layers, whole=images > 0)
         ran = _step_of(
             config, chosen, batch=batch, seq=seq, dtype=dtype, attention=attention,
             padding_mask=padding_mask, checkpointing=checkpointing, flops=flops,
-            keep_layer=keep_layer, name=name or config.model_type,
+            keep_layer=keep_layer, name=name or config.model_type, images=images,
         )  # fmt: skip
     return summarise(
         ran.step,
@@ -356,18 +384,22 @@ def _check(attention: str | None, **counts: int | None) -> None:
 
 
 def _configured(
-    source: Mapping[str, Any] | str | Path, cls: str | None, layers: int | None
+    source: Mapping[str, Any] | str | Path,
+    cls: str | None,
+    layers: int | None,
+    *,
+    whole: bool = False,
 ) -> tuple[Any, Any, tuple[str, ...]]:
     """The configuration to build, its model's class, and a note where it is a part of another."""
-    whole = build_config(source)
-    config = whole if cls else text_part(whole)
+    built = build_config(source)
+    config = built if cls or whole else text_part(built)
     if layers is not None:
         shorten(config, layers)
     chosen = model_class(config, cls)
     prepare_config(config)
-    if config is whole:
+    if config is built:
         return config, chosen, ()
-    note = f"Only the text model of this {whole.model_type} configuration was measured."
+    note = f"Only the text model of this {built.model_type} configuration was measured."
     return config, chosen, (note,)
 
 
@@ -389,23 +421,24 @@ def _step_of(
     attention: Attention | None,
     padding_mask: bool,
     checkpointing: bool,
+    images: int,
     **wanted: Any,
 ) -> _Ran:
     """Build the model and its batch on the fake device and trace one step of it."""
     parameter_dtype, autocast_dtype = torch_dtype(dtype)
-    with fake_cuda() as trace, _unpacked_batch():
+    with fake_cuda() as trace, _unpacked_batch(), _uncounted_images():
         model = build_model(
             config, chosen, dtype=parameter_dtype, attention=attention, checkpointing=checkpointing
         )
         inputs = example_batch(
             model, config, batch=batch, seq=seq, dtype=parameter_dtype, padding_mask=padding_mask,
-            device=DEVICE,
+            device=DEVICE, images=images,
         )  # fmt: skip
         with fused_kernels(chosen) as ran:
             step = traced_step(
                 model,
                 lambda: model(**inputs),
-                layers=[block for stack in layer_stacks(model) for block in stack],
+                layers=[block for stack in layer_stacks(_language(model)) for block in stack],
                 inputs=list(inputs.values()),
                 what=chosen.__name__,
                 autocast_dtype=autocast_dtype,
@@ -427,6 +460,19 @@ def _quiet(transformers: Any) -> Iterator[None]:
             yield
     finally:
         transformers.logging.set_verbosity(verbosity)
+
+
+@contextlib.contextmanager
+def _uncounted_images() -> Iterator[None]:
+    """Let models believe that a sequence has as many image tokens as there are features.
+
+    They count them, which fake tensors cannot (``torch_compilable_check``, import_utils.py).
+    """
+    torch = require_torch()
+    name = "_check_tensor_all_with"
+    changes = [(torch, name, lambda *_, **__: None)] if hasattr(torch, name) else []
+    with patched(*changes):
+        yield
 
 
 @contextlib.contextmanager

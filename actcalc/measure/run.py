@@ -99,7 +99,7 @@ def without_data(what: str) -> Iterator[None]:
         ) from error
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Return an exception's type and the first line of its message that says something."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0].strip() if lines else 'no message'}"
@@ -119,7 +119,7 @@ def failing_as_spec_error(
             yield
     except unchanged:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         passed_through = (str(Path(require_torch().__file__).parent), str(Path(__file__).parent))
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if not frame.filename.startswith(passed_through)]

@@ -15,6 +15,7 @@ from actcalc.layers.core.algebra import ONE, symbol
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.parts import Part
 from actcalc.memory.states import States, replicas
+from actcalc.run.staged import StagedRun
 from actcalc.specs.device import Device
 from actcalc.specs.recipes import Recipe
 from actcalc.specs.training import Training
@@ -189,6 +190,30 @@ def _messages(model: ModelGraph, training: Training) -> list[Buffer]:
         Buffer("pipeline receive", size, False, True, "the next chunk's message, ahead of time"),
         Buffer("pipeline send", size, False, True, "the last chunk's message, until it has left"),
     ]
+
+
+def sent_outputs(staged: StagedRun, stage: int) -> tuple[Buffer, ...]:
+    """Outputs of a stage that stay after they were sent, where the run keeps them.
+
+    One of each chunk that sends, for every micro-batch that it holds; what an op saves of them is
+    an activation already.
+    """
+    if not staged.run.layout.keep_sent_outputs:
+        return ()
+    sizes = []
+    for chunk, (_, last) in zip(staged.places[stage], staged.ends[stage], strict=True):
+        size = 0
+        if chunk and not last:
+            graph = staged.layers[chunk.stop - 1]
+            kept = graph.output in graph.saved
+            size = 0 if kept else staged.graph.tensor_bytes[graph][graph.output]
+        sizes.append(size)
+    most = max(
+        sum(n * size for n, size in zip(work.held, sizes, strict=True))
+        for work in staged.work(stage)
+    )
+    found = Buffer("sent outputs", most, False, True, "of micro-batches in flight")
+    return (found,) if most else ()
 
 
 def data_parallel(

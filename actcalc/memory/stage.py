@@ -10,7 +10,7 @@ from actcalc.layers.core.algebra import added
 from actcalc.layers.core.graph import Graph, Op
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.around import Around, Both, Sharding, Units, live, plain
-from actcalc.memory.buffers import Buffer, buffers
+from actcalc.memory.buffers import Buffer, buffers, sent_outputs
 from actcalc.memory.figures import BufferFigure, StageFigure
 from actcalc.memory.objectives import beside_training, reference_part
 from actcalc.memory.parts import Part, Timeline
@@ -158,7 +158,8 @@ class StageMemory:
             self.graph, run.training, self.rules, run.device, parts, held,
             head=last, gathers=self.sharding is not None,
         )  # fmt: skip
-        return held, last_rank, (*found, *beside_training(self.staged, self.rules))
+        sent = sent_outputs(self.staged, stage)
+        return held, last_rank, (*found, *beside_training(self.staged, self.rules), *sent)
 
     def table(self, stage: int) -> Table:
         """The moments of a stage."""

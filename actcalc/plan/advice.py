@@ -18,7 +18,8 @@ TIERS: tuple[Keeps, ...] = ("training", "adapters", "host", "data")
 """Combinations are looked for with remedies of the first, then with those of another beside."""
 ALIKE = 0.02
 """Step times that differ by less are not told apart: fewer changes decide."""
-_NOTHING = 0.002  # of what a run needs: a remedy that frees less is not worth a line
+NOTHING = 0.002
+"""Of what a run needs: a remedy that frees less is not worth a line."""
 _MOST_GPUS = 16384
 
 
@@ -89,7 +90,7 @@ class Advice:
             return None
         freed = self.need.total_bytes - need.total_bytes
         enough = not self.fits and need.total_bytes <= self.budget
-        if freed <= (0 if enough else _NOTHING * self.need.total_bytes):
+        if freed <= (0 if enough else NOTHING * self.need.total_bytes):
             return None
         return Single(remedy, change, need, self.trials.seconds(change))
 

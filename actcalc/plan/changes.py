@@ -20,7 +20,7 @@ _FLAGS = (
     "layout.tp", "layout.sp", "layout.pp", "layout.vpp", "layout.cp", "layout.ep", "layout.etp",
     "layout.dp", "layout.zero", "layout.schedule", "workload.seq", "workload.micro_batch",
     "workload.global_batch", "workload.attention", "training.optimizer", "training.loss",
-    "training.lora_rank", "training.offload",
+    "training.lora_rank", "training.base_bits", "training.offload",
 )  # fmt: skip
 """Fields with a flag of their own name; the others are given with --set."""
 _GRID = ("layout.tp", "layout.pp", "layout.cp")

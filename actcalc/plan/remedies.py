@@ -19,6 +19,7 @@ from actcalc.specs.optimizers import OPTIMIZERS
 from actcalc.specs.recompute import MODULES
 from actcalc.specs.row import Row
 from actcalc.specs.run import Run
+from actcalc.specs.training import Training
 
 Keeps = Literal["training", "adapters", "host", "data", "gpus"]
 """What a remedy leaves as it is: how the model is trained; or it trains adapters alone; takes host
@@ -146,25 +147,31 @@ def _micro_batch(staged: StagedRun) -> tuple[Change, ...]:
 def _adapters(staged: StagedRun) -> tuple[Change, ...]:
     run = staged.run
     training = run.training
-    if training.lora_rank or not OPTIMIZERS[training.optimizer].updates:
+    if not _trains_all(training):
         return ()
     return ({"training.lora_rank": ADAPTER_RANK},)
 
 
+def _trains_all(training: Training) -> bool:
+    """Whether every weight is trained, by a plain optimizer."""
+    whole = not (training.tunes or training.galore_rank)
+    return whole and OPTIMIZERS[training.optimizer].updates
+
+
 def _quantised(staged: StagedRun) -> tuple[Change, ...]:
-    run = staged.run
-    training = run.training
-    if not OPTIMIZERS[training.optimizer].updates or training.base_bits < 16:
+    """Adapters over a quantised base, in place of training every weight."""
+    if not _trains_all(staged.run.training):
         return ()
-    rank = {} if training.lora_rank else {"training.lora_rank": ADAPTER_RANK}
-    bits = min(run.framework.quantised_bits)
-    return ({**rank, "training.base_bits": bits},)
+    bits = min(staged.run.framework.quantised_bits)
+    return ({"training.lora_rank": ADAPTER_RANK, "training.base_bits": bits},)
 
 
 def _in_four_bits(staged: StagedRun) -> tuple[Change, ...]:
     """A quantised base of an adapter run: it trains what was trained before."""
-    run = staged.run
-    return _quantised(staged) if run.training.lora_rank else ()
+    training = staged.run.training
+    if not training.lora_rank or training.base_bits < 16:
+        return ()
+    return ({"training.base_bits": min(staged.run.framework.quantised_bits)},)
 
 
 def _doubled(name: str, limit: Callable[[Run], int]) -> Callable[[StagedRun], tuple[Change, ...]]:
@@ -400,7 +407,7 @@ _ROWS = (
         environment="", ordered=True,
         about="adapters over a base in 4 bits",
         offered=lambda framework: framework.trains_adapters and bool(framework.quantised_bits),
-        options=lambda staged: () if staged.run.training.lora_rank else _quantised(staged),
+        options=_quantised,
         source="Dettmers et al. 2023, section 3",
     ),
     Remedy(

@@ -82,7 +82,7 @@ def _said(one: CombinationFigure, units: str) -> str:
 
 def _alone(result: AdviceReport | FirstAdvice, units: str) -> str:
     """Remedies that are enough alone, or else those that free most of each kind."""
-    known = [one for one in result.remedies if one.freed_bytes and one.keeps != "data"]
+    known = [one for one in result.remedies if one.total_bytes and one.keeps != "data"]
     taken = result.combination.changes if result.combination else ()
     if result.combination and len(taken) == 1:
         enough = [one for one in known if one.enough and one.change not in taken]
@@ -149,6 +149,7 @@ def _remedies(result: AdviceReport, units: str, above: tuple[str, ...]) -> Sheet
         above=above,
         below=(
             *_commands(result),
+            *_range(result, units),
             *_time(result),
             *(
                 ["Host memory: its transfers are timed, the host's own work is not."]
@@ -169,6 +170,15 @@ def _commands(result: AdviceReport) -> tuple[str, ...]:
     if best.launch_file is not None:
         lines.append(f"Written for {best.launch_file}: {'  '.join(best.launch_changes)}")
     return tuple(lines)
+
+
+def _range(result: AdviceReport, units: str) -> tuple[str, ...]:
+    """Between which sizes published peaks put such a one."""
+    found = result.memory_range
+    return (
+        f"A GPU has {size(found.predicted_bytes, units)} {found.metric}; by {found.judged_runs} "
+        f"published peaks {size(found.low_bytes, units)} to {size(found.high_bytes, units)}.",
+    )
 
 
 def _time(result: AdviceReport) -> tuple[str, ...]:

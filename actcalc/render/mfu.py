@@ -14,6 +14,7 @@ from actcalc.render.units import count, flops
 _BASIS = {
     "measured": "step time as measured",
     "mfu": "step time that follows from the MFU",
+    "hfu": "step time that follows from the HFU",
     "predicted": "step time as the roofline predicts it",
 }
 
@@ -49,8 +50,8 @@ def _answer(result: Utilisation, units: str) -> str:
     step = f"{four(_warranted(result))} s"
     if result.basis == "measured":
         return f"{mfu} MFU, {hfu} HFU: a step of {step} on {result.gpus} x {result.device['name']}."
-    how = f"At {mfu} MFU" if result.basis == "mfu" else "By the roofline"
-    rest = f" ({hfu} HFU)" if result.basis == "mfu" else f": {mfu} MFU, {hfu} HFU"
+    asked = {"mfu": (f"At {mfu} MFU", f" ({hfu} HFU)"), "hfu": (f"At {hfu} HFU", f" ({mfu} MFU)")}
+    how, rest = asked.get(result.basis, ("By the roofline", f": {mfu} MFU, {hfu} HFU"))
     return f"{how} a step takes {step}{rest}."
 
 

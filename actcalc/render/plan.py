@@ -393,8 +393,6 @@ def _infeasible(
             f"{size(states.optimizer_bytes, units)}. No recomputation lowers them."
         )
     sizes = [least, *(one.smallest_memory_bytes for one in result.changes)]
-    if not result.changes and not isinstance(result, LayerPlan):
-        below.append("More pipeline stages (--pp) or a shorter --seq would lower it.")
     shown = bool(result.changes)
     columns = (
         Column("change", "what to change", align="left", shown=shown),

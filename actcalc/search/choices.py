@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
+from actcalc.policy.rules import Policy, rerun_ops
 from actcalc.run.staged import StagedRun
 
 NO_POLICY = 0
@@ -55,6 +57,18 @@ class Choices:
             every_block=every_block,
         )
 
+    @classmethod
+    def usual(cls, staged: StagedRun) -> tuple[str, ...]:
+        """Names that are tried where none are asked for: what the framework's options can say.
+
+        Layers that re-run in segments are left out: they keep less and hold more than ``full``.
+        """
+        framework = staged.run.framework
+        singles = [name for name in staged.usual_policies if name != "sqrt"]
+        own = [*singles, *(["op"] * framework.per_op_policy)]
+        pairs = _pairs(staged, singles) if framework.recomputes == "modules" else ()
+        return (*own, *pairs, *_SOME_LAYERS[framework.recomputes])
+
     @property
     def names(self) -> tuple[str, ...]:
         """Every policy by its number."""
@@ -77,3 +91,25 @@ class Choices:
         """The policy's name of one row."""
         block = int(rows.block[row])
         return f"block:{block}" if block else self.names[int(rows.policy[row])]
+
+
+_SOME_LAYERS = {"layers": (), "ops": ("every",), "modules": ("block",)}
+"""Policies that re-run some layers whole, by what a framework's options can say."""
+
+
+def _pairs(staged: StagedRun, names: Iterable[str]) -> Iterator[str]:
+    """Two modules together, wherever that re-runs other ops than any before it."""
+    policies = [staged.policy(name) for name in names]
+
+    def again(policy: Policy) -> tuple[frozenset[str], ...]:
+        return tuple(
+            frozenset(op.name for op in rerun_ops(policy, kind.graph)) for kind in staged.kinds
+        )
+
+    known = {again(policy) for policy in policies}
+    for one, other in combinations([policy for policy in policies if policy.modules], 2):
+        name = f"{one.name}+{other.name}"
+        ops = again(staged.policy(name))
+        if ops not in known:
+            known.add(ops)
+            yield name

@@ -27,7 +27,6 @@ from actcalc.search.space import (
     Split,
     cuts,
     micro_batches,
-    policies,
     splits,
     zero_stages,
 )
@@ -176,7 +175,7 @@ class _Search:
         self.budget = run.budget_bytes or 0
         self.plain = StagedRun(self.run)
         self.rules = recipe(self.plain.graph, run.training)
-        self.choices = Choices.of(self.plain, policies(run, space, self.plain.usual_policies))
+        self.choices = Choices.of(self.plain, space.policies or Choices.usual(self.plain))
         self.kinds = [
             [kind.graph for kind in self.plain.kinds].index(graph) for graph in self.plain.layers
         ]

@@ -77,6 +77,8 @@ class Measured:
         ]
 
         self._parts: dict[int, list[Part]] = {}
+        self.weights: Split = lane.split._replace(sp=False)
+        """What its weights depend on: sequence parallelism splits none."""
 
     @cached_property
     def layers(self) -> tuple[int, ...]:

@@ -62,6 +62,7 @@ class CutRows:
     def __init__(self, lanes: Lanes, cut: Cut, stages: Sequence[Stage]) -> None:
         self.lanes, self.cut, self.stages = lanes, cut, stages
         self._exchange: dict[tuple[int, int, int], Reduction] = {}
+        self._known: tuple[Rows, tuple[list[tuple[int, int, int]], Ints]] | None = None
         self._needs = {stage: needs(stage) for stage in stages}
 
     # --- memory -----------------------------------------------------------------------------------
@@ -181,17 +182,20 @@ class CutRows:
 
     def _layouts(self, rows: Rows) -> tuple[list[tuple[int, int, int]], Ints]:
         """The different layouts of the rows (a lane of the split, dp, ZeRO stage); each row's."""
+        if self._known is not None and self._known[0] is rows:
+            return self._known[1]
         key = (self.lanes.splits[rows.lane] * _MOST_REPLICAS + rows.dp) * 4 + rows.zero
         found, own = np.unique(key, return_inverse=True)
         pairs = [divmod(value // 4, _MOST_REPLICAS) for value in found.tolist()]
         stages = (found % 4).tolist()
-        return [(lane, dp, zero) for (lane, dp), zero in zip(pairs, stages, strict=True)], own
+        layouts = [(lane, dp, zero) for (lane, dp), zero in zip(pairs, stages, strict=True)]
+        self._known = rows, (layouts, own)
+        return layouts, own
 
     def _held_by(self, lane: int, dp: int, zero: int, stage: Stage) -> Held:
         measured = self.lanes.measured[lane]
         # Sequence parallelism splits no weight; of pipelines it only matters that there is one.
-        split = measured.lane.split._replace(sp=False)
-        key = (split, dp, zero, self.cut.pp > 1, self._needs[stage])
+        key = (measured.weights, dp, zero, self.cut.pp > 1, self._needs[stage])
         if key not in self.lanes.held:
             self.lanes.held[key] = held(measured, self._layout(lane, dp, zero), stage)
         found: Held = self.lanes.held[key]

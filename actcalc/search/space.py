@@ -13,7 +13,7 @@ from actcalc.specs.layout import Layout
 from actcalc.specs.run import Run
 from actcalc.specs.schedules import SCHEDULES
 
-_FEWEST_TOKENS = 1024
+_FEWEST_TOKENS = 2048
 """Tokens of a sequence that a context-parallel rank keeps, where --cp is not given."""
 _LAYERS_OF_UNEVEN = 2
 """Layers of a slice from which on an uneven cut is tried, where --pp is not given: of fewer, the
@@ -186,7 +186,8 @@ def cuts(run: Run, space: Space) -> list[Cut]:
                 if vpp not in (space.vpp or ANY):
                     continue
                 slices = row.slices(pp, vpp)
-                if depth % slices and depth < _LAYERS_OF_UNEVEN * slices and space.pp is None:
+                short = depth < _LAYERS_OF_UNEVEN * slices
+                if depth % slices and short and vpp == 1 and space.pp is None:
                     continue
                 counts = given or _counts(depth, slices, vpp)
                 if counts is not None and len(counts or ()) in (0, slices):
@@ -197,21 +198,34 @@ def cuts(run: Run, space: Space) -> list[Cut]:
 def _interleaving(depth: int, pp: int, chunks: int) -> Iterable[int]:
     if chunks:
         return (1,)
-    return range(2, depth // pp + 1)
+    return range(2, (depth + _ENDS) // pp + 1)
+
+
+_ENDS = 2
+"""Slices that may have a layer less in an interleaved pipeline: those with embedding and head,
+which then count for a layer (Grattafiori et al. 2024, section 3.3.2; Megatron's
+account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split)."""
 
 
 def _counts(depth: int, slices: int, vpp: int) -> tuple[int, ...] | None:
     """Layers of each slice: empty for an even split, None where there is none.
 
-    Slices of different lengths are as even as can be, with less at the ends; interleaved ones are
-    all alike.
+    Slices of different lengths are as even as can be, with less at the ends; of interleaved ones
+    only the last, or the first and the last, have one layer less.
     """
     if depth % slices == 0:
         return ()
-    if vpp > 1 or slices > depth:
+    if vpp == 1:
+        if slices > depth:
+            return None
+        runs = (part.partition("x") for part in uneven_split(depth, slices).split(","))
+        return tuple(int(count) for count, _, times in runs for _ in range(int(times or 1)))
+    missing = -depth % slices
+    if missing > _ENDS:
         return None
-    runs = (part.partition("x") for part in uneven_split(depth, slices).split(","))
-    return tuple(int(count) for count, _, times in runs for _ in range(int(times or 1)))
+    full = (depth + missing) // slices
+    first = full - 1 if missing == _ENDS else full
+    return (first, *[full] * (slices - 2), full - 1)
 
 
 def micro_batches(space: Space, per_replica: int) -> list[int]:
@@ -223,23 +237,6 @@ def micro_batches(space: Space, per_replica: int) -> list[int]:
     return [
         size for size in tried if per_replica % size == 0 and size in (space.micro_batch or ANY)
     ]
-
-
-def policies(run: Run, space: Space, usual: Iterable[str]) -> tuple[str, ...]:
-    """Names of the recompute policies that are tried: as asked for, else the framework's own.
-
-    Layers that re-run in segments are left out: they keep less and hold more than ``full``.
-    ``block`` and ``every`` stand for each number of layers that a chunk has.
-    """
-    if space.policies:
-        return space.policies
-    own = [name for name in usual if name != "sqrt"]
-    own += ["op"] * run.framework.per_op_policy
-    return (*own, *_SOME_LAYERS[run.framework.recomputes])
-
-
-_SOME_LAYERS = {"layers": (), "ops": ("every",), "modules": ("block",)}
-"""Policies that re-run some layers whole, by what a framework's options can say."""
 
 
 def zero_stages(run: Run, space: Space) -> list[int]:

@@ -3,7 +3,9 @@
 from actcalc.specs.framework import Framework
 from actcalc.specs.kernels import KernelOptions
 from actcalc.specs.layout import Layout
-from actcalc.specs.model import Indexer, LayerKind, Linear, Mamba, Mla, Model, Moe
+from actcalc.specs.model import LayerKind, Model
+from actcalc.specs.parts import Indexer, Linear, Mamba, Mla, Moe
+from actcalc.specs.tower import Tower
 from actcalc.specs.workload import Workload
 
 __all__ = [
@@ -17,5 +19,6 @@ __all__ = [
     "Mla",
     "Model",
     "Moe",
+    "Tower",
     "Workload",
 ]

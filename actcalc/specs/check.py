@@ -32,6 +32,11 @@ def check(model: Model, layout: Layout, workload: Workload) -> None:
     _pipeline(model, layout)
     _experts(model, layout)
     _batch(layout, workload)
+    if workload.image_tokens and not model.tower:
+        raise SpecError(
+            f"image_tokens {workload.image_tokens} need a vision tower, which {model.name} has not",
+            "drop image_tokens, or give a model with images (tower)",
+        )
     if workload.decoder_seq and not model.encoder_layers:
         raise SpecError(
             f"decoder_seq {workload.decoder_seq} is an encoder-decoder's, and {model.name} is none",

@@ -47,6 +47,10 @@ class Layout(Spec):
     interleaved pipeline (pp · vpp of them), of each chunk of a V (2 · pp); empty means an even
     split."""
 
+    keep_sent_outputs: bool = False
+    """A pipeline stage keeps the outputs that it has sent until their backward (Megatron's
+    deallocate_pipeline_outputs false)."""
+
     def __post_init__(self) -> None:
         self._set(layers_per_stage=tuple(self.layers_per_stage))
         super().__post_init__()
@@ -68,6 +72,11 @@ class Layout(Spec):
             raise SpecError(
                 f"vpp {self.vpp} interleaves a pipeline, but pp is 1",
                 "add --pp 2 or more, or drop --vpp",
+            )
+        if self.keep_sent_outputs and self.pp == 1:
+            raise SpecError(
+                "keep_sent_outputs is of a pipeline, but pp is 1",
+                "add --pp 2 or more, or drop keep_sent_outputs",
             )
         SCHEDULES[self.pipeline].chunk_count(self.vpp)
         if self.microbatch_group is not None and not SCHEDULES[self.pipeline].grouped:

@@ -10,6 +10,15 @@ from typing import Literal, NamedTuple
 
 from actcalc.errors import SpecError
 from actcalc.specs.base import MAX_LAYERS, Cap, Count, Layers, MoreLayers, Rate, Size, Spec
+from actcalc.specs.parts import (
+    Indexer,
+    Linear,
+    Mamba,
+    Mla,
+    Moe,
+    nearest_divisor,
+)
+from actcalc.specs.tower import Tower
 
 Activation = Literal[
     "gelu",
@@ -27,154 +36,6 @@ Mixer = Literal["attention", "mamba", "linear", "none"]
 LayerWord = Literal["full", "sliding", "chunked", "mamba", "linear", "none"]
 MlpKind = Literal["dense", "moe", "none"]
 _MIXERS: dict[str, Mixer] = {"mamba": "mamba", "linear": "linear", "none": "none"}
-
-
-@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class Moe(Spec):
-    """A mixture-of-experts feed-forward (Mixtral, Qwen-MoE, DeepSeek, gpt-oss, Llama 4)."""
-
-    experts: Size
-    """Routed experts in one layer."""
-    topk: Size
-    """Experts that each token is sent to."""
-    ffn: Size
-    """Width of one routed expert."""
-    shared_ffn: Count = 0
-    """Summed width of the experts every token passes (0: none)."""
-    latent: Count = 0
-    """Width that tokens are projected to before their experts and back from after them (Nemotron
-    3's latent experts); 0: none, experts read the hidden width."""
-    shared_gate: bool = False
-    """The shared expert's output is scaled by a learned sigmoid gate (Qwen2-MoE)."""
-    router: Literal["softmax", "softmax_topk", "sigmoid"] = "softmax"
-    """softmax over all experts then top-k; top-k then softmax; or sigmoid scores (DeepSeek-V3)."""
-    normalize_topk: bool = True
-    """The chosen experts' weights are scaled to sum to one (``norm_topk_prob``)."""
-    router_bias: bool = False
-    """The router's projection has a bias (gpt-oss)."""
-    correction_bias: bool = False
-    """A per-expert score bias that balances load (DeepSeek-V3); a buffer or a parameter."""
-    groups: Size = 1
-    """Expert groups for group-limited routing."""
-    topk_groups: Size = 1
-    """Groups that a token may be routed to."""
-    bias: bool = False
-    """Expert projections have biases (gpt-oss)."""
-    scale_input: bool = False
-    """Tokens are scaled by their routing weight before the expert, not after (Llama 4)."""
-    aux_loss: bool = True
-    """A load-balancing loss keeps the router's probabilities for backward."""
-
-    def _check(self) -> None:
-        if self.topk > self.experts:
-            raise SpecError(
-                f"topk {self.topk} is more than experts {self.experts}",
-                f"use a topk of at most {self.experts}",
-            )
-
-
-@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class Mla(Spec):
-    """Multi-head latent attention (DeepSeek-V2/V3, Kimi-K2): low-rank queries, keys and values."""
-
-    q_lora: Count = 0
-    """Rank of the query projection (0: full-rank queries)."""
-    kv_lora: Size
-    """Rank of the joint key/value projection."""
-    nope_dim: Size
-    """Per-head width of queries and keys without position."""
-    rope_dim: Size
-    """Per-head width of queries and keys with rotary position; the key's is shared by all heads."""
-    v_dim: Size
-    """Per-head width of values."""
-
-    @property
-    def qk_dim(self) -> int:
-        """Per-head width of queries and keys."""
-        return self.nope_dim + self.rope_dim
-
-
-@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class Indexer(Spec):
-    """What picks the keys that latent attention reads (DeepSeek-V3.2's sparse attention, GLM-5).
-
-    It has no gradient: its scores are ranked, and trained apart.
-    """
-
-    heads: Size
-    """Heads of its queries."""
-    head_dim: Size
-    """Width of one head, and of its one key."""
-    topk: Size
-    """Keys that a query attends to."""
-
-
-@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class Mamba(Spec):
-    """A state-space mixer: Mamba-2 (Dao and Gu 2024; the defaults are Megatron-Core's), or the
-    first Mamba (Gu and Dao 2023), whose every channel is a head of width 1."""
-
-    version: Literal[1, 2] = 2
-    """Which of the two."""
-    rank: Count = 0
-    """Width that the step of version 1 is projected from."""
-    bias: bool = False
-    """The projections in and out have biases."""
-    conv_bias: bool = True
-    """The short convolution has a bias."""
-    norm: bool = True
-    """Version 2: a gated norm precedes the output projection (Falcon-H1 may leave it out)."""
-    state: Size = 128
-    """Width of the state of one head."""
-    head_dim: Size = 64
-    """Width of one head."""
-    groups: Size = 8
-    """Groups of heads that share input and output matrices."""
-    heads: Count = 0
-    """Heads; 0 means as many as twice the hidden width holds."""
-    conv: Size = 4
-    """Tokens that the short convolution spans."""
-    chunk: Size = 128
-    """Tokens that the scan handles at once."""
-
-    def _check(self) -> None:
-        if self.version == 1 and not self.rank:
-            raise SpecError("mamba.rank is missing", "give the rank of version 1's step")
-        if self.version == 1 and self.head_dim != 1:
-            self._set(head_dim=1)
-
-    def heads_of(self, hidden: int) -> int:
-        """Heads in a model of that width."""
-        return self.heads or 2 * hidden // self.head_dim
-
-
-@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class Linear(Spec):
-    """Linear attention: a state per head that a delta rule writes (gated delta nets, KDA)."""
-
-    rule: Literal["gated_delta", "kimi_delta"] = "gated_delta"
-    """A decay per head (Yang et al. 2024, arXiv:2412.06464; Qwen3-Next), or one per channel of
-    the keys, made by a projection of low rank (Kimi Linear)."""
-    key_heads: Size
-    """Heads of queries and keys."""
-    value_heads: Size
-    """Heads of values, each with a state; consecutive ones share a key head."""
-    key_dim: Size
-    """Width of one head's queries and keys."""
-    value_dim: Size
-    """Width of one head's values."""
-    conv: Size = 4
-    """Tokens that the short convolution of queries, keys and values spans."""
-    doubled: bool = False
-    """Writing strengths reach up to 2, so that eigenvalues may be negative (OLMo Hybrid)."""
-
-    def _check(self) -> None:
-        if self.value_heads % self.key_heads:
-            raise SpecError(
-                f"linear.value_heads {self.value_heads} is not divisible by key_heads "
-                f"{self.key_heads}",
-                f"use {_nearest_divisor(self.value_heads, self.key_heads)} key_heads",
-            )
 
 
 class LayerKind(NamedTuple):
@@ -337,6 +198,8 @@ class Model(Spec):
     """Classes of a classifier head."""
     patches: Count = 0
     """Input values of one patch of a vision transformer (channels · patch²); 0: text."""
+    tower: Tower | None = None
+    """Vision tower and projector, where images are part of the sequence."""
     encoder_layers: MoreLayers = 0
     """Layers of the encoder of an encoder-decoder (0: none); ``layers`` is then the decoder's."""
 
@@ -358,6 +221,8 @@ class Model(Spec):
             self._set(indexer=Indexer(**self.indexer))
         if isinstance(self.mamba, dict):
             self._set(mamba=Mamba(**self.mamba))
+        if isinstance(self.tower, dict):
+            self._set(tower=Tower(**self.tower))
         if isinstance(self.linear, dict):
             self._set(linear=Linear(**self.linear))
         for name in ("attention_pattern", "mlp_pattern", "no_rope_layers"):
@@ -372,7 +237,7 @@ class Model(Spec):
             self._set(kv_heads=self.heads)
         if not self.head_dim and self.mla is None:
             if self.hidden % self.heads:
-                near = _nearest_divisor(self.hidden, self.heads)
+                near = nearest_divisor(self.hidden, self.heads)
                 raise SpecError(
                     f"hidden {self.hidden} is not divisible by heads {self.heads}",
                     f"use {near} heads, or give head_dim",
@@ -383,7 +248,7 @@ class Model(Spec):
         if self.heads % self.kv_heads:
             raise SpecError(
                 f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}",
-                f"use kv_heads {_nearest_divisor(self.heads, self.kv_heads)}",
+                f"use kv_heads {nearest_divisor(self.heads, self.kv_heads)}",
             )
         for name in ("attention_pattern", "mlp_pattern"):
             length = len(getattr(self, name))
@@ -510,9 +375,3 @@ class Model(Spec):
             updates["pattern"] = "".join(self.pattern[i % len(self.pattern)] for i in range(layers))
         updates["no_rope_layers"] = tuple(i for i in self.no_rope_layers if i < layers)
         return updates
-
-
-def _nearest_divisor(number: int, wanted: int) -> int:
-    """The divisor of ``number`` nearest to ``wanted`` (the smaller on a tie)."""
-    divisors = [d for d in range(1, min(number, 65536) + 1) if number % d == 0]
-    return min(divisors, key=lambda d: (abs(d - wanted), d))

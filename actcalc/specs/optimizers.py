@@ -144,7 +144,14 @@ FRAMEWORKS = ("megatron", "torchtitan", "deepspeed", "transformers", "torch", "b
 
 
 def meant(word: str) -> str:
-    """The optimizer that a framework calls ``word``, in whatever case; empty if none does."""
+    """The optimizer that a framework calls ``word``, in whatever case; empty if none does.
+
+    A paged one keeps the same states, in memory that the driver may move to the host.
+    """
+    lower = word.lower()
+    word = lower.removeprefix("paged_").removeprefix("paged")
+    if word in OPTIMIZERS and word != lower:
+        return word
     for row in _ROWS:
         if any(word.lower() in map(str.lower, getattr(row, column)) for column in FRAMEWORKS):
             return row.name

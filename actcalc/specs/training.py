@@ -164,6 +164,9 @@ class Training(Spec):
     """Parts that are trained: embeddings, head, norms, layers. Beside adapters as copies of the
     frozen ones (PEFT's modules_to_save); without adapters nothing else is trained. Empty: every
     weight, or adapters alone."""
+    tower: Literal["trained", "frozen"] = "trained"
+    """Whether a vision tower is trained with the language model; its projector always is. Adapters,
+    and a part of the model that is trained alone, leave it frozen."""
     freeze: First = 0
     """First layers that are frozen, and the embedding with them; -N: all layers but the last N."""
     objective: ObjectiveName = "sft"
@@ -307,6 +310,11 @@ class Training(Spec):
     def tunes(self) -> bool:
         """Whether some weights are frozen, or added."""
         return bool(self.lora_rank or self.train or self.freeze)
+
+    @property
+    def still_tower(self) -> bool:
+        """Whether a vision tower keeps its weights as they are."""
+        return self.tower == "frozen" or self.tunes
 
     @property
     def targets(self) -> Targets:

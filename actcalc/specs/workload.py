@@ -21,6 +21,8 @@ class Workload(Spec):
     """Tokens in one sequence (s)."""
     decoder_seq: Count = 0
     """Tokens in one sequence of an encoder-decoder's decoder; 0 means as many as ``seq``."""
+    image_tokens: Count = 0
+    """Tokens of each sequence that are an image's, behind a vision tower; 0 runs without images."""
     micro_batch: Size = 1
     """Sequences in one micro-batch on one data-parallel rank (b)."""
     global_batch: Size | None = None

@@ -55,7 +55,7 @@ def test_nothing_is_said_where_it_fits(cli):
 
 def test_a_plan_within_a_budget_of_ones_own_needs_no_device(cli):
     out = cli("plan", "llama-3-8b", "--memory", "30GB", columns=300).out
-    assert "Cheapest that fits: --lora-rank 16 --set base_bits=4 --policy full" in out
+    assert "Cheapest that fits: --lora-rank 16 --base-bits 4 --policy full" in out
     assert "slower" not in out
     assert "Frees most alone: " in out
 

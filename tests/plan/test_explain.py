@@ -200,15 +200,18 @@ def test_a_models_own_formula_finds_its_term(cli: Cli) -> None:
     assert cli("explain", formula).code == 2
 
 
+OTHER_FLAGS = {"set", "from_", "completion", "objective", "reference", "generation_share"}
+
+
 def test_every_flag_finds_a_term() -> None:
-    """But those of files and of output, and the one that sets any field."""
+    """But those of files and of output, of objectives, and the one that sets any field."""
     from dataclasses import fields
 
     from actcalc.cli.options import MemoryOptions, PlanTrainingOptions, RunOptions, TimeOptions
     from actcalc.cli.plan import PlanOptions
 
     bundles = (RunOptions, MemoryOptions, PlanTrainingOptions, TimeOptions, PlanOptions)
-    for name in {field.name for bundle in bundles for field in fields(bundle)} - {"set", "from_"}:
+    for name in {field.name for bundle in bundles for field in fields(bundle)} - OTHER_FLAGS:
         term_of("--" + name.replace("_", "-"))
 
 

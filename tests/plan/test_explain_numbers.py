@@ -21,6 +21,7 @@ import pytest
 from actcalc.answers.breakdown import breakdown_run
 from actcalc.answers.compare import compare_run
 from actcalc.answers.explain.flops import gap
+from actcalc.answers.explain.pipelines import _pipeline
 from actcalc.answers.explain.terms import TERMS, Explanation, explain_term
 from actcalc.answers.memory import memory_run
 from actcalc.answers.plan import plan_run
@@ -289,7 +290,7 @@ def lora_figures(run: Run) -> set[float]:
     saved = staged.under(NONE).layer_bytes(staged.main.graph).saved
     group = StageMemory.of(tuned).parameters(0)
     plain = memory_run(run).stages[0].parameters
-    return documents(tuned, run) | {saved, plain, group.dense.trained + group.expert.trained}
+    return documents(tuned, run) | {saved, plain, group.trained}
 
 
 def policy_figures(run: Run) -> set[float]:
@@ -430,12 +431,41 @@ def offload_figures(run: Run) -> set[float]:
     return documents(held) | {size, link.forward * link.host_rate // 10**9}
 
 
+def sent_figures(run: Run) -> set[float]:
+    """What memory adds for outputs that stay, and the output itself."""
+    piped, _ = _pipeline(StagedRun(run), "1f1b")
+    layout = piped.run.layout
+    totals = [
+        memory_run(replace(piped.run, layout=layout.model_copy(update=update))).stages[0]
+        for update in ({}, {"keep_sent_outputs": True})
+    ]
+    layer = piped.main.graph
+    one = piped.graph.tensor_bytes[layer][layer.output]
+    return {totals[1].total_bytes - totals[0].total_bytes, one}
+
+
+def microbatch_figures(run: Run) -> set[float]:
+    """Of each stage: its memory under full with more and more micro-batches kept whole."""
+    piped, _ = _pipeline(StagedRun(run), "1f1b")
+    reports = [memory_run(replace(piped.run, policies=(name,))).stages for name in ("full", "none")]
+    found: set[float] = {sum(stages[0].total_bytes for stages in reports) // 2}
+    for stage, (low, high) in enumerate(zip(*reports, strict=True)):
+        kept = [
+            piped.under(piped.policy(name)).stored_bytes(piped.places[stage][0])
+            for name in ("none", "full")
+        ]
+        more = kept[0] - kept[1]
+        found |= {low.total_bytes + k * more for k in range(low.in_flight)}
+        found |= {high.total_bytes, more}
+    return found
+
+
 OTHERS: dict[str, Callable[[Run], set[float]]] = {
     "18": state_figures, "8psi": gap_figures, "96": hardware_figures, "c*": optimum_figures,
     "ends": ends_figures, "ep": expert_figures, "flash": flash_figures, "greedy": plan_figures,
     "lora": lora_figures, "norm": norm_figures, "offload": offload_figures, "peak": policy_figures,
     "plan": plan_figures, "recursive": nested_figures, "s=4h": crossing_figures,
-    "zero": zero_figures,
+    "zero": zero_figures, "sent": sent_figures, "microbatch": microbatch_figures,
     "zero-bubble": stash_figures, "dualpipe": stash_figures,
 }  # fmt: skip
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from functools import cache
 from statistics import median
 
+import yaml
+
+from tests.conftest import ROOT
 from tests.published.memory_cases import BIG, Case, ci_cases, published_cases
 
 
@@ -92,3 +95,13 @@ def test_what_the_driver_shows() -> None:
     device = [c for c in published_cases() if c.metric == "device"]
     assert len(device) == 18
     assert median(abs(case.error) for case in device) <= 0.07
+
+
+def test_the_range_of_a_peak_is_that_of_the_benchmark() -> None:
+    """``python -m benchmarks.accuracy --errors > presets/accuracy/memory.yaml``."""
+    from benchmarks.accuracy import errors_yaml
+
+    kept = yaml.safe_load((ROOT / "presets" / "accuracy" / "memory.yaml").read_text("utf-8"))
+    found = yaml.safe_load(errors_yaml())
+    assert found == kept
+    assert found["allocated"]["runs"] >= 17

@@ -354,8 +354,8 @@ TERMS = (
         "model and hardware FLOPs utilisation",
         _mfu,
         words=("hfu", "utilization", "utilisation", "efficiency of gpus"),
-        flags=("step_time", "gpus", "mfu", "flops", "tokens", "price_per_gpu_hour", "peak",
-               "calibrate"),
+        flags=("step_time", "tokens_per_second", "tflops", "gpus", "mfu", "hfu", "flops", "tokens",
+               "price_per_gpu_hour", "peak", "calibrate"),
     ),
     Term(
         "s=4h",

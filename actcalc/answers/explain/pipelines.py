@@ -8,8 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from actcalc.answers.explain.term import DEEPSEEK, KORTHIKANTI, NARAYANAN, QI, Body, Term
+from actcalc.answers.explain.term import (
+    DEEPSEEK,
+    KORTHIKANTI,
+    NARAYANAN,
+    QI,
+    Body,
+    Term,
+    size_text,
+)
 from actcalc.errors import SpecError
+from actcalc.memory.buffers import sent_outputs
+from actcalc.memory.stage import StageMemory
 from actcalc.policy.rules import NONE
 from actcalc.run.placement import microbatches
 from actcalc.run.staged import StagedRun
@@ -286,6 +296,71 @@ def _dualpipe(staged: StagedRun) -> Body:
     )
 
 
+def _sent(staged: StagedRun) -> Body:
+    piped, lines = _pipeline(staged, "1f1b")
+    kept = piped.changed(layout=piped.run.layout.model_copy(update={"keep_sent_outputs": True}))
+    layer = piped.main.graph
+    one = piped.graph.tensor_bytes[layer][layer.output]
+    p, held = piped.run.layout.pp, piped.held(0)[0]
+    more = sum(buffer.bytes for buffer in sent_outputs(kept, 0))
+    lines += [
+        f"The output of a stage is {size_text(layer.tensors[layer.output].bytes, piped.graph)} for "
+        "one micro-batch on each GPU. The next stage has its own copy, and backward needs its "
+        "values on this one only if an op saved them.",
+        f"stage 0 holds min(p, m) = {held} micro-batches: {held} x {one:,} B = {held * one:,} B",
+        f"memory --set keep_sent_outputs=true adds {more:,} B to stage 0 of {p}, and nothing to "
+        "the last stage, which sends nothing.",
+        "Autograd wants the output object itself: Megatron-Core puts one element in its place and "
+        "calls backward on the engine (deallocate_output_tensor, custom_backward).",
+    ]
+    return Body(
+        title="outputs that a pipeline stage has sent: 2sbhp",
+        result=f"Dropping them frees {more:,} B on stage 0 of {p}.",
+        lines=tuple(lines),
+        source=f"{KORTHIKANTI}, appendix on output tensors; Megatron-Core "
+        "pipeline_parallel/schedules.py",
+    )
+
+
+def _by_microbatch(staged: StagedRun) -> Body:
+    from actcalc.plan.microbatches import by_microbatch
+
+    piped, lines = _pipeline(staged, "1f1b")
+    run = piped.run
+    policy = piped.first_policy if run.policies else piped.full
+    budget = run.budget_bytes
+    if budget is None:
+        ends = [StageMemory(piped, one).figure(0).total_bytes for one in (policy, NONE)]
+        budget = sum(ends) // 2
+        lines.append(
+            f"No --device given: memory half-way between what {policy.name} and none need on stage "
+            "0."
+        )
+    mixes = by_microbatch(piped, policy, budget)
+    worst = max(mix.rerun_ratio for mix in mixes)
+    shown = dict.fromkeys((mixes[0], mixes[len(mixes) // 2], mixes[-1]))
+    lines += [
+        f"Under {policy.name} alone every micro-batch runs again on every stage, although later "
+        f"stages hold fewer. A GPU has {budget:,} B.",
+        "Each stage lets as many of the micro-batches that it holds keep everything as fit:",
+        f"{_listed([mix.whole for mix in mixes])} of {_listed([mix.in_flight for mix in mixes])}",
+        *(
+            f"stage {mix.stage}: {mix.whole} of {mix.in_flight} keep everything, "
+            f"{mix.peak_bytes:,} B at most; each takes {mix.more_bytes:,} B more than under "
+            f"{policy.name}"
+            for mix in shown
+        ),
+        "The stage that runs most again sets the pace.",
+    ]
+    return Body(
+        title="recomputation by micro-batch",
+        result=f"The busiest stage runs {worst:.1%} of its micro-batches again instead of all.",
+        lines=tuple(lines),
+        source=f"{KORTHIKANTI}, appendix on micro-batches; Megatron-Core "
+        "pipeline_parallel/schedules.py",
+    )
+
+
 TERMS = (
     Term(
         "1f1b",
@@ -300,7 +375,7 @@ TERMS = (
             "gpipe",
             "pipeline parallel",
         ),
-        flags=("pp", "global_batch", "layers_per_stage"),
+        flags=("pp", "global_batch", "grad_accum", "layers_per_stage"),
         heeds=("global_batch", "layers_per_stage"),
     ),
     Term(
@@ -332,6 +407,23 @@ TERMS = (
         _dualpipe,
         words=("dualpipe-v",),
         heeds=("global_batch", "layers_per_stage"),
+    ),
+    Term(
+        "sent",
+        "outputs that a stage has sent: 2sbhp, kept or dropped",
+        _sent,
+        words=("2sbhp", "deallocate", "deallocate_pipeline_outputs", "sent outputs"),
+        heeds=("global_batch", "layers_per_stage"),
+        model="gpt-530b",
+        layout={"tp": 8, "pp": 35},
+    ),
+    Term(
+        "microbatch",
+        "recomputation by micro-batch, as a plan",
+        _by_microbatch,
+        words=("microbatch-level", "by microbatch", "partial activation checkpoints"),
+        heeds=("global_batch", "layers_per_stage", "device", "device_memory", "headroom", "policy"),
+        layout={"tp": 8, "sp": True, "pp": 8},
     ),
 )
 """The terms of this module."""

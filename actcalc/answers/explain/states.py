@@ -248,7 +248,7 @@ TERMS = (
         "what adapters save",
         _lora,
         words=("adapters", "qlora", "peft", "adapter"),
-        flags=("lora_rank", "lora_targets", "dora", "base_bits", "qlora", "train", "freeze"),
+        flags=("lora_rank", "lora_targets", "dora", "base_bits", "qlora", "train"),
         model="llama-3-8b",
         layout={},
     ),

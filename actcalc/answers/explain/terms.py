@@ -19,6 +19,7 @@ from actcalc.answers.explain import (
     pipelines,
     policies,
     states,
+    tuning,
     words,
 )
 from actcalc.answers.explain.overhead import Overhead, PolicyOverhead, overhead
@@ -79,7 +80,7 @@ SUBJECTS: Mapping[str, tuple[Term, ...]] = {
             flags=("efficiency", "cuda_graphs"),
         ),
     ),
-    "weights and states": states.TERMS,
+    "weights and states": (*states.TERMS, *tuning.TERMS),
     "pipelines": pipelines.TERMS,
     "the whole GPU": peak.TERMS,
     "letters and units": words.TERMS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from actcalc.answers.measure.figures import Measurement
@@ -110,8 +111,13 @@ def measure_run(
         # The layers of the spec are the decoder's; transformers would cut the encoder.
         config, layers = {**config, "num_decoder_layers": layers}, None
     options = {**_options(work, layers), "checkpointing": checkpointing}
+    images = _images(run, real=real)
     step = measure_cuda(config, **options) if real else None
-    measured = measure_transformers(config, **options, keep_layer=keep_layer, name=run.model.name)
+    measured = measure_transformers(
+        config, **options, keep_layer=keep_layer, name=run.model.name, images=images
+    )
+    if not images:
+        run = replace(run, model=run.model.model_copy(update={"tower": None}))
     prediction, notes = _predicted(run, "full" if checkpointing else "none")
     if run.workload.global_batch is not None:
         notes.append("No effect on this table: global batch (one micro-batch is measured).")
@@ -124,6 +130,18 @@ def measure_run(
         framework=run.framework.name,
     )
     return result, measured
+
+
+def _images(run: Run, *, real: bool) -> int:
+    """Images of each sequence; without any the language model is measured alone."""
+    tower = run.model.tower
+    if tower is None or not run.workload.image_tokens:
+        return 0
+    if real:
+        raise SpecError(
+            "a real step of a model with images is not measured", "drop image_tokens, or --device"
+        )
+    return run.workload.image_tokens // tower.tokens
 
 
 def _options(work: Workload, layers: int | None) -> dict[str, Any]:

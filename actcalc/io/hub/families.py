@@ -877,7 +877,8 @@ FAMILIES: dict[str, Family] = {
         mixers=(*_STATE_SPACE, "moe", "mlp"),
         defaults={"head_dim": 128, "kv_heads": 8},
         experts=replace(
-            DEEPSEEK_V3.experts or Experts(), layers="lettered", shared_count=(),
+            DEEPSEEK_V3.experts or Experts(), count=("n_routed_experts",), layers="lettered",
+            shared_count=(),
             shared_width=("moe_shared_expert_intermediate_size",),
         ),
         adjust=("lettered", "expert_groups"),

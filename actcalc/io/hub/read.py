@@ -18,6 +18,7 @@ from actcalc.io.hub.patterns import (
 )
 from actcalc.io.hub.reading import Reading
 from actcalc.io.hub.refused import REFUSED
+from actcalc.io.hub.towers import read_tower
 from actcalc.io.hub.values import Values, shown
 from actcalc.specs.base import MAX_LAYERS
 
@@ -43,13 +44,12 @@ def read(config: Mapping[str, Any]) -> Reading:
     model_type = values.text("model_type") or outer.text("model_type") or ""
     family, warnings = _family(model_type, values)
     reading = Reading(family, model_type, values, outer, nested, warnings=warnings)
-    if nested:
-        path = values.path
-        reading.warnings.append(
-            f"only the language model ({path}) is read; other parts are left out"
-        )
     _sizes(reading)
     _facts(reading)
+    if nested and not read_tower(reading, outer.text("model_type") or ""):
+        reading.warnings.append(
+            f"only the language model ({values.path}) is read; other parts are left out"
+        )
     if family.latent:
         _latent(reading)
     if family.experts:

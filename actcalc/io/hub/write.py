@@ -16,6 +16,7 @@ from actcalc.io.hub.families import ALIASES, FAMILIES
 from actcalc.io.hub.family import ACTIVATIONS, SIZES, Experts, Family
 from actcalc.io.hub.read import language_model
 from actcalc.io.hub.values import Values
+from actcalc.io.hub.write_mixers import UNADJUST_MIXERS
 
 Model = Any
 """A ``specs.Model``: specs stand above this package, which reads their fields by name."""
@@ -25,7 +26,10 @@ _CLIP = 8.0
 """A bound for clamped projections where a model only says that there is one."""
 _AUX = 0.001
 """A load-balancing loss's weight where a model only says that there is one."""
-_KINDS = {"full": "full_attention", "sliding": "sliding_attention", "chunked": "chunked_attention"}
+_KINDS = {
+    "full": "full_attention", "sliding": "sliding_attention", "chunked": "chunked_attention",
+    "linear": "linear_attention", "mamba": "linear_attention",
+}  # fmt: skip
 _IMAGE_CHANNELS = 3
 _ROPE_BASE = 10_000.0
 """Base of the rotary angles where a type has no default; it changes no size."""
@@ -243,8 +247,10 @@ def _placement(rule: str, model: Model) -> dict[str, Any]:
     leading = next((i for i, kind in enumerate(kinds) if kind == "moe"), model.layers)
     if rule == "qwen":
         return {"mlp_only_layers": dense, "decoder_sparse_step": 1}
-    if rule in ("first_dense", "listed_first_dense"):
+    if rule in ("first_dense", "listed_first_dense", "listed_first_3_dense"):
         return {"first_k_dense_replace": leading}
+    if rule == "num_dense":
+        return {"num_dense_layers": leading}
     if rule == "interval":
         return {
             "moe_layer_interval": 1,
@@ -404,6 +410,7 @@ def _t5(model: Model) -> dict[str, Any]:
 
 
 UNADJUST: dict[str, Callable[[Model], dict[str, Any]]] = {
+    **UNADJUST_MIXERS,
     "softcaps": _softcaps,
     "softcaps_gemma2": _softcaps,
     "rotary_dim_64": _rotary_dim,

@@ -67,7 +67,7 @@ class Options:
             raise SpecError(
                 f"{name} is {shorten(value)}, not a whole number", "give a number"
             ) from None
-        least, most = max(least, name in _SIZES), _MOST.get(name, 2**40)
+        least, most = max(least, int(name in _SIZES)), _MOST.get(name, 2**40)
         if number < least or number > most:
             bound = f"at least {least}" if number < least else f"at most {most}"
             raise SpecError(f"{name} is {number}", f"give a number of {bound}")

@@ -129,6 +129,18 @@ class Expr:
             total = total + -(-above // below)
         return total
 
+    def at(self, values: Mapping[str, Operand]) -> Expr:
+        """The expression with some symbols replaced by others, or by numbers."""
+        result = Expr({})
+        for monomial, coefficient in self.terms.items():
+            term = Expr({(): coefficient})
+            for symbol, power in monomial:
+                value = Expr.of(values.get(symbol, Expr({((symbol, 1),): 1})))
+                for _ in range(abs(power)):
+                    term = term * value if power > 0 else term / value
+            result = result + term
+        return result
+
     def formula(self) -> str:
         """The expression in the papers' notation, common factors taken out."""
         return _formula(self.terms)

@@ -310,6 +310,15 @@ class GraphBuilder:
             )
         )
 
+    @property
+    def ops(self) -> list[Op]:
+        """The ops so far, in order."""
+        return self._ops
+
+    def append(self, op: Op) -> None:
+        """Append an op that was made elsewhere, over tensors declared here."""
+        self._ops.append(op)
+
     def build(self, input: str, output: str) -> Graph:
         """Check the whole and return it frozen."""
         return Graph(

@@ -30,6 +30,7 @@ def refuse_architecture(ctx: Context) -> None:
     for given, what in (
         (model.linear, "linear attention"),
         (model.indexer, "attention that picks keys by a learned indexer"),
+        (model.tower, "a vision tower"),
     ):
         if given is not None:
             raise SpecError(

@@ -75,7 +75,9 @@ def _padded(ctx: Context) -> bool:
 
 def needs_mask(ctx: Context, x: Core) -> bool:
     """Whether scaled_dot_product_attention gets a mask (masking_utils.py, ``sdpa_mask``)."""
-    always = ctx.kernel("sdpa_mask") == "always" or ctx.model.indexer is not None
+    tower = ctx.model.tower
+    images = tower is not None and tower.sees_itself and ctx.workload.image_tokens > 0
+    always = ctx.kernel("sdpa_mask") == "always" or ctx.model.indexer is not None or images
     return always or _padded(ctx) or _short_window(ctx, x) or bool(x.bias)
 
 

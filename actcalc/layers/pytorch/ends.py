@@ -26,6 +26,10 @@ def embedding_graph(ctx: Context) -> Graph:
         first, out = _patches(g, ctx)
     else:
         first, out = _look_up(g, ctx)
+    if ctx.model.tower:
+        from actcalc.layers.pytorch.tower import with_images
+
+        out = with_images(g, ctx, ctx.model.tower, out)
     if ctx.model.embedding_norm:
         out = norm(g, ctx, "embedding_norm", out, group="embedding", modules=())
     if ctx.embedding_dropout:

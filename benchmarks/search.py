@@ -1,0 +1,111 @@
+"""Layouts a second: what `actcalc search` evaluates, alone and beside other calculators.
+
+``python -m benchmarks.search`` prints one line per grid: layouts, seconds on one core, rate, peak
+memory of the process, and the share of the target. Every layout has its memory with the true peak
+of its fullest stage; the time of its step has every one (``everything``) or every one that fits.
+With ``--peers`` calculon, llm-analysis and SimuMax are timed on as much of the same grid as their
+own search takes, where they are installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import resource
+import sys
+import time
+from dataclasses import replace
+from typing import NamedTuple
+
+from actcalc.io.runs import load_run
+from actcalc.search.find import find
+from actcalc.search.space import Space, choice_of
+
+
+class Grid(NamedTuple):
+    name: str
+    model: str
+    device: str
+    gpus: tuple[int, ...]
+    global_batches: tuple[int, ...]
+    target: int
+    """Layouts a second on one core."""
+    tp: str | None = None
+    micro_batch: str | None = None
+    everything: bool = True
+
+
+GRIDS = (
+    Grid("gpt3-175b, 1,024 GPUs", "gpt3-175b", "a100-80gb", (1024,), (1536,), 1_000_000),
+    Grid(
+        "gpt3-175b, 64 to 12,288 GPUs", "gpt3-175b", "a100-80gb",
+        (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288),
+        (1536, 3072, 6144), 1_000_000,
+    ),
+    Grid("deepseek-v3, 2,048 GPUs", "deepseek-v3", "h800", (2048,), (15360,), 300_000,
+         everything=False),
+)  # fmt: skip
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def timed(grid: Grid) -> tuple[int, int, float]:
+    """Layouts, how many were kept, and CPU seconds of this process."""
+    layouts = kept = 0
+    began = time.process_time()
+    for gpus in grid.gpus:
+        for batch in grid.global_batches:
+            run = load_run(
+                grid.model,
+                workload={"global_batch": batch},
+                device=grid.device,
+                framework="megatron",
+            )
+            run = replace(run, workload=run.workload.model_copy(update={"attention": "flash"}))
+            space = Space(
+                gpus=gpus,
+                tp=choice_of(grid.tp, "--tp"),
+                micro_batch=choice_of(grid.micro_batch, "--micro-batch"),
+            )
+            found = find(run, space, everything=grid.everything)
+            layouts += found.considered
+            kept += len(found.peak)
+    return layouts, kept, time.process_time() - began
+
+
+def report(grid: Grid) -> None:
+    layouts, kept, seconds = timed(grid)
+    what = "all timed" if grid.everything else f"{kept:,} that fit timed"
+    print(
+        f"{grid.name}: {layouts:,} layouts ({what}) in {seconds:.2f} s of one core, "
+        f"{layouts / seconds:,.0f}/s, {layouts / seconds / grid.target:.2f} of the target; "
+        f"process {peak_bytes() / 1e6:.0f} MB at most"
+    )
+
+
+PEERS = {"calculon": "calculon", "llm-analysis": "llm_analysis", "SimuMax": "simumax"}
+
+
+def report_peers() -> None:
+    for name, module in PEERS.items():
+        there = importlib.util.find_spec(module) is not None
+        print(f"{name}: {'installed, but no driver is written' if there else 'not installed'}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("grids", nargs="*", help="words of the grids' names; all if none is given")
+    parser.add_argument("--peers", action="store_true")
+    asked = parser.parse_args()
+    for grid in GRIDS:
+        if not asked.grids or any(word in grid.name for word in asked.grids):
+            report(grid)
+    if asked.peers:
+        report_peers()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

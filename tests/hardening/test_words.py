@@ -1,0 +1,177 @@
+"""Nothing is silently ignored, taken for something else, or half read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+GPT = {
+    "num-layers": 2, "hidden-size": 64, "num-attention-heads": 4, "seq-length": 128,
+    "micro-batch-size": 1, "vocab-size": 1000, "max-position-embeddings": 128, "bf16": True,
+}  # fmt: skip
+MOE = {"num-experts": 4}
+
+
+def refused(found, *words):
+    assert (found.code, found.out) == (2, ""), found
+    assert "internal error" not in found.err
+    assert "Traceback" not in found.err
+    assert "hint: " in found.err
+    assert all(word in found.err for word in words), found.err
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"bf16": "maybe"}, ["bf16", "neither on nor off"]),
+        ({"recompute-granularity": "Full"}, ["'Full'", "full"]),
+        ({"recompute-granularity": "full", "recompute-method": "Uniform"}, ["'Uniform'"]),
+        ({"normalization": "rmsnrm"}, ["rmsnrm", "did you mean"]),
+        ({"transformer-impl": "lcoal"}, ["lcoal", "did you mean local"]),
+        ({"fp8-format": "hybird"}, ["hybird", "did you mean hybrid"]),
+        ({**MOE, "moe-token-dispatcher-type": "altoall"}, ["altoall", "alltoall"]),
+        ({**MOE, "moe-router-load-balancing-type": "auxloss"}, ["auxloss", "aux_loss"]),
+        ({"use-megatron-fsdp": True, "data-parallel-sharding-strategy": "optim_grad"},
+         ["optim_grad", "optim_grads"]),
+        ({"outer-dp-sharding-strategy": "optm"}, ["optm"]),
+        ({"position-embedding-type": "ropee"}, ["ropee", "rope"]),
+        ({"cuda-graph-impl": "locl"}, ["locl"]),
+        ({**MOE, "moe-router-dtype": "fp23"}, ["fp23"]),
+        ({"micro-batch-size": 4294967297}, ["4294967297", "at most"]),
+        ({"num-layers": 10**12}, ["num-layers", "at most 4096"]),
+        ({"hidden-dropout": "nan"}, ["hidden-dropout", "not a number"]),
+        ({"rotary-percent": 1e300}, ["rotary-percent"]),
+        ({"moe-layer-freq": "+".join(["[0]*9999"] * 500), **MOE}, ["moe-layer-freq"]),
+        ({"pipeline-model-parallel-size": 2, "world-size": 2,
+          "pipeline-model-parallel-layout": "(t)*9999" * 2000}, ["layout"]),
+        *(({name: 0}, [name, "at least 1"]) for name in
+          ("num-attention-heads", "vocab-size", "kv-channels", "ffn-hidden-size",
+           "make-vocab-size-divisible-by", "expert-model-parallel-size", "context-parallel-size")),
+    ],
+)  # fmt: skip
+def test_megatron_s_words_and_sizes(changes, words, cli, tmp_path):
+    path = tmp_path / "args.json"
+    path.write_text(json.dumps({**GPT, **changes}))
+    refused(cli("memory", path), *words)
+
+
+@pytest.mark.parametrize(
+    ("option", "word", "meant"),
+    [("bf16", "on", True), ("swiglu", "on", True), ("swiglu", "No", False),
+     ("normalization", "rmsnorm", "RMSNorm"), ("sequence-parallel", "YES", True)],
+)  # fmt: skip
+def test_megatron_s_words_are_read_as_meant(option, word, meant, cli, tmp_path):
+    answers = []
+    for value in (word, meant):
+        path = tmp_path / "args.json"
+        path.write_text(json.dumps({**GPT, option: value}))
+        answers.append(cli("memory", path, "--json"))
+    assert answers[0].code == 0
+    assert answers[0].out == answers[1].out
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        *((f"{key}: {value}", [key]) for key, value in (
+            ("device", "7"), ("device", "[]"), ("device", "{a: 1}"), ("framework", "[x]"),
+            ("framework", "{}"), ("policies", "true"), ("policies", "false"),
+            ("policies", "{a: b}"), ("workload", "0"), ("workload", "[]"), ("layout", "false"),
+            ("training", "''"), ("title", "[a]"))),
+        ("layout: {zero: true}", ["zero is True"]),
+        ("layout: {zero: 1.0}", ["zero is 1.0"]),
+        ("workload: {micro_batch: 1:30}", ["1:30"]),
+        ("workload: {seq: 0x" + "9" * 5000 + "}", ["5002 digits"]),
+        ("workload: {global_batch: [4]}", ["global_batch"]),
+        ("policies: [" + ", ".join(f"block:{n}" for n in range(1, 90)) + "]", ["89 policies"]),
+        ("policies: [ffn+ffn]", ["twice"]),
+        ("layout: {pp: 4, pp: 2}", ["'pp' is given twice"]),
+    ],
+)  # fmt: skip
+def test_run_files(line, words, cli, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(f"model: gpt2\n{line}\n")
+    refused(cli(path), *words)
+
+
+def test_a_policy_named_twice_is_one(cli, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("model: gpt2\npolicies: [full, full]\n")
+    found = json.loads(cli(path, "--json").out)
+    assert [policy["policy"] for policy in found["policies"]].count("full") == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["schema", "run", "--units", "XX"], ["unknown units"]),
+        (["presets", "list", "models", "--units", "XX"], ["unknown units"]),
+        (["explain", "34", "gpt2", "--units", "XX"], ["unknown units"]),
+        (["schema", "run", "-o", "x.csv"], ["a schema is JSON"]),
+        (["gpt2", "--policy", "ffn+ffn"], ["twice"]),
+        (["gpt2", "--set", "zero=true"], ["zero is True"]),
+        (["gpt2", "--set", "hidden=0x" + "9" * 5000], ["5002 digits", "no size"]),
+        (["gpt2", "--layers", "2147483648"], ["at most 4096"]),
+        (["gpt3-175b", "--layers", "2000", "--pp", "1000", "--vpp", "2"], ["2000 slices", "256"]),
+        (["mfu", "gpt2", "--device", "h100-80gb", "--step-time", "1e-300"], ["--step-time"]),
+        (["mfu", "gpt2", "--device", "h100-80gb", "--step-time", "5e-324", "--json"],
+         ["--step-time"]),
+        *((["gpt2", "--device", "h100-80gb", "--policy", "full", "--efficiency", each],
+           ["--efficiency"]) for each in
+          ("gemm=inf", "gemm=0", "gemm=1e-320", "multiprocessors=inf", "hop_seconds=1e300",
+           "gemm=" + "a" * 2000, "gemm=x\ny", "gemm=\x1b[31m")),
+        (["plan", "gpt2", "--memory", "1GB", "--time-limit", "0"], ["--time-limit 0"]),
+    ],
+)  # fmt: skip
+def test_flags(args, words, cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = cli(*args)
+    refused(found, *words)
+    assert len(found.err.splitlines()) == 2
+    assert all(len(line) < 1000 for line in found.err.splitlines())
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_breakdown_does_not_heed_is_told(cli):
+    found = json.loads(cli("breakdown", "gpt2", "--dp", 8, "--zero", 1, "--json").out)
+    assert any("--dp and --zero change nothing" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("runs: [{model: gpt2, step_seconds: 1}]\nfoo: 1\n", ["unknown key 'foo'"]),
+        ("runs: [{model: gpt2, device: a100-80gb, step_seconds: 1, workload: 0}]\n",
+         ["workload is 0"]),
+        ("runs: [{model: gpt2, device: a100-80gb, step_seconds: .inf}]\n", ["step_seconds is inf"]),
+        ("runs: [{model: gpt2, device: a100-80gb, step_seconds: 1.0e-300}]\n", ["step_seconds"]),
+        ("runs: [{model: gpt2, device: a100-80gb, step_seconds: 1, "
+         "workload: {global_batch: [4]}}]\n", ["global_batch"]),
+    ],
+)  # fmt: skip
+def test_files_of_measured_runs(text, words, cli, tmp_path):
+    path = tmp_path / "runs.yaml"
+    path.write_text(text)
+    refused(cli("mfu", "gpt2", "--device", "a100-80gb", "--calibrate", path), *words)
+
+
+def test_an_unknown_type_of_weights_is_told(cli, tmp_path):
+    path = tmp_path / "config.json"
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100,
+              "num_attention_heads": 4, "intermediate_size": 128}  # fmt: skip
+    path.write_text(json.dumps({**config, "torch_dtype": "bflaot16"}))
+    found = json.loads(cli(path, "--json").out)
+    assert any("bflaot16" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize("field", ["params", "forward_flops"])
+def test_a_measured_layer_has_no_negative_numbers(field, cli, tmp_path):
+    path = tmp_path / "layer.json"
+    layer = {
+        "schema": "actcalc/measured-layer/2", "name": "L", "cls": "L", "torch_version": "2",
+        "dtype": "int8", "params": 10, "forward_flops": 10, "storages": [],
+        "modules": [{"path": "", "cls": "L", "inputs": [], "forward_flops": 10}],
+    }  # fmt: skip
+    path.write_text(json.dumps({**layer, field: -10}))
+    refused(cli("compare", path), "negative")

@@ -1,0 +1,93 @@
+"""Vision-language models: tower, projector and language model keep what the real classes keep."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actcalc.errors import SpecError
+from actcalc.layers.adapters import adapted
+from actcalc.layers.core.context import whole
+from actcalc.layers.model import ModelGraph, parameters
+from actcalc.specs.training import Training
+from tests.published.test_transformers import graph_of, predicted
+
+DATA = Path(__file__).parent.parent / "data"
+TRACED: list[dict[str, Any]] = json.loads((DATA / "towers_traced.json").read_text())["models"]
+CASES = [(model, case) for model in TRACED for case in model["cases"]]
+BY_NAME = {model["name"]: model for model in TRACED}
+
+
+def graph(model: dict[str, Any], case: dict[str, Any]) -> ModelGraph:
+    run = {key: case[key] for key in ("seq", "precision", "attention")}
+    tokens = case["images"] * model["tokens_per_image"]
+    return graph_of(model["config"], micro_batch=case["batch"], image_tokens=tokens, **run)
+
+
+@pytest.mark.parametrize(
+    ("model", "case"),
+    CASES,
+    ids=lambda value: (
+        value.get("name")
+        or "-".join(str(value[key]) for key in ("batch", "seq", "precision", "attention", "images"))
+    ),
+)
+def test_bytes_of_the_real_class(model: dict[str, Any], case: dict[str, Any]) -> None:
+    found = predicted(graph(model, case))
+    assert found.layers == case["layers_bytes"]
+    assert found.head == case["head_bytes"]
+    assert found.embedding == case["embedding_bytes"]
+    assert found.parameters == model["params"]
+
+
+def test_a_frozen_tower_keeps_nothing_and_its_projector_does():
+    model = BY_NAME["llava"]
+    built = graph(model, model["cases"][1])
+    still = adapted(built, Training(tower="frozen"))
+    kept = {op.group for op in still.embedding.ops if op.saves}
+    assert kept == {"projector", "embedding"}
+    tower = [w for op in built.embedding.ops if op.group == "tower" for w in op.weights]
+    frozen = [w for graph, _ in still.graphs() for w in graph.weights if w.frozen]
+    # Before, layers that nobody reads had no gradient either.
+    assert {w.name for w in tower} == {w.name for w in frozen}
+    assert parameters(still, whole(still.sizes)) == parameters(built, whole(built.sizes))
+    assert predicted(still).layers == predicted(built).layers
+
+
+def test_adapters_leave_the_tower_frozen():
+    model = BY_NAME["gemma3"]
+    built = graph(model, model["cases"][0])
+    found = adapted(built, Training(lora_rank=4))
+    trained = [w.name for w in found.embedding.weights if not w.frozen]
+    assert trained == []
+    assert not any(op.saves for op in found.embedding.ops if op.group == "tower")
+
+
+def test_without_images_the_tower_is_there_and_gets_no_gradient():
+    model = BY_NAME["llava"]
+    built = graph(model, {**model["cases"][0], "images": 0})
+    assert int(parameters(built, whole(built.sizes))) == model["params"]
+    ops = [op for op in built.embedding.ops if op.group in ("tower", "projector")]
+    assert all(w.frozen for op in ops for w in op.weights)
+    assert not any(op.saves or op.flops for op in ops)
+
+
+def test_image_tokens_are_whole_images():
+    config = BY_NAME["llava"]["config"]
+    with pytest.raises(SpecError, match="no whole images of 16 tokens"):
+        graph_of(config, seq=128, image_tokens=20)
+
+
+def test_two_layers_of_features_are_refused():
+    config = {**BY_NAME["llava"]["config"], "vision_feature_layer": [-2, -1]}
+    with pytest.raises(SpecError, match="only one layer's features"):
+        graph_of(config, seq=128)
+
+
+def test_megatron_has_no_tower():
+    config = BY_NAME["llava"]["config"]
+    with pytest.raises(SpecError, match="does not model a vision tower"):
+        graph_of(config, "megatron", seq=128, image_tokens=16)
