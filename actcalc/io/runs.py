@@ -7,7 +7,7 @@ from typing import Any
 
 from actcalc.errors import SpecError, visible
 from actcalc.io import presets
-from actcalc.io.sources import Source, source
+from actcalc.io.sources import Source, hidden, source
 from actcalc.specs.base import Spec
 from actcalc.specs.check import check, check_objective, check_profile, check_training
 from actcalc.specs.device import Device
@@ -140,7 +140,7 @@ def resolve(
         layout=plan,
         workload=work,
         framework=profile,
-        device=_device(device if device is not None else origin.device),
+        device=_device(device, origin),
         policies=asked,
         warnings=(
             *origin.warnings,
@@ -171,13 +171,20 @@ def _listed(policies: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def _device(name: str | None) -> Device | None:
-    """The device called ``name``; None where nobody names one."""
+def _device(asked: str | None, origin: Source) -> Device | None:
+    """The device asked for, else the source's; None where nobody names one."""
+    name = origin.device if asked is None else asked
     if name is None:
         return None
     from actcalc.io.devices import load_device
+    from actcalc.io.yamlfile import is_there
 
-    return load_device(name)
+    try:
+        return load_device(name)
+    except SpecError:
+        if asked is None and is_there(name):
+            raise hidden(origin.name, name) from None
+        raise
 
 
 def _check_needs(origin: Source, changes: Mapping[str, Mapping[str, Any]]) -> None:

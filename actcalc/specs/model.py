@@ -367,6 +367,8 @@ class Model(Spec):
     def without_patterns(self, layers: int) -> dict[str, object]:
         """Updates that set another number of layers and cut or repeat per-layer lists to fit."""
         updates: dict[str, object] = {"layers": layers}
+        if layers > MAX_LAYERS:  # refused when the model is made
+            return updates
         for name in ("attention_pattern", "mlp_pattern"):
             pattern = getattr(self, name)
             if pattern:

@@ -41,7 +41,7 @@ def refused(found, *words):
         ({"micro-batch-size": 4294967297}, ["4294967297", "at most"]),
         ({"num-layers": 10**12}, ["num-layers", "at most 4096"]),
         ({"hidden-dropout": "nan"}, ["hidden-dropout", "not a number"]),
-        ({"rotary-percent": 1e300}, ["rotary-percent"]),
+        ({"position-embedding-type": "rope", "rotary-percent": 1e300}, ["rotary-percent"]),
         ({"moe-layer-freq": "+".join(["[0]*9999"] * 500), **MOE}, ["moe-layer-freq"]),
         ({"pipeline-model-parallel-size": 2, "world-size": 2,
           "pipeline-model-parallel-layout": "(t)*9999" * 2000}, ["layout"]),
