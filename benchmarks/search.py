@@ -14,12 +14,11 @@ import importlib.util
 import resource
 import sys
 import time
-from dataclasses import replace
 from typing import NamedTuple
 
 from actcalc.io.runs import load_run
 from actcalc.search.find import find
-from actcalc.search.space import Space, choice_of
+from actcalc.search.space import Space
 
 
 class Grid(NamedTuple):
@@ -30,8 +29,6 @@ class Grid(NamedTuple):
     global_batches: tuple[int, ...]
     target: int
     """Layouts a second on one core."""
-    tp: str | None = None
-    micro_batch: str | None = None
     everything: bool = True
 
 
@@ -53,26 +50,13 @@ def peak_bytes() -> int:
 
 def timed(grid: Grid) -> tuple[int, int, float]:
     """Layouts, how many were kept, and CPU seconds of this process."""
-    layouts = kept = 0
+    steps = [(gpus, batch) for gpus in grid.gpus for batch in grid.global_batches]
     began = time.process_time()
-    for gpus in grid.gpus:
-        for batch in grid.global_batches:
-            run = load_run(
-                grid.model,
-                workload={"global_batch": batch},
-                device=grid.device,
-                framework="megatron",
-            )
-            run = replace(run, workload=run.workload.model_copy(update={"attention": "flash"}))
-            space = Space(
-                gpus=gpus,
-                tp=choice_of(grid.tp, "--tp"),
-                micro_batch=choice_of(grid.micro_batch, "--micro-batch"),
-            )
-            found = find(run, space, everything=grid.everything)
-            layouts += found.considered
-            kept += len(found.peak)
-    return layouts, kept, time.process_time() - began
+    workload = {"global_batch": steps[0][1], "attention": "flash"}
+    run = load_run(grid.model, workload=workload, device=grid.device, framework="megatron")
+    space = Space(gpus=steps[0][0], more=tuple(steps[1:]))
+    found = find(run, space, everything=grid.everything)
+    return found.considered, len(found.peak), time.process_time() - began
 
 
 def report(grid: Grid) -> None:

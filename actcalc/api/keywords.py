@@ -28,6 +28,7 @@ class WorkKeywords(TypedDict, total=False):
 
     seq: int | None
     global_batch: int | None
+    grad_accum: int | None
     completion: int | None
     layers: int | None
     sp: bool | None

@@ -87,13 +87,16 @@ class SearchRunOptions(RunOptions):
                     "the schedules are " + ", ".join(SCHEDULES),
                 )
         flags = {name: "--" + name.replace("_", "-") for name in DEGREES}
+        degrees: dict[str, Any] = {
+            name: choice_of(getattr(self, name), flag) for name, flag in flags.items()
+        }
         return Space(
             gpus=gpus,
             sp=self.sp,
             schedules=names,
             policies=self.policies(),
             tp_within_node=not across,
-            **{name: choice_of(getattr(self, name), flag) for name, flag in flags.items()},
+            **degrees,
         )
 
 

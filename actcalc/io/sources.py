@@ -95,15 +95,25 @@ def named(text: str) -> Source | None:
         return None
     from actcalc.io import hub_ids
 
-    if hub_ids.is_id(text) and path.suffix.lower() not in _ENDINGS:
+    beside = _neighbours(path) if "/" in text else ()
+    if hub_ids.is_id(text) and path.suffix.lower() not in _ENDINGS and not beside:
         return hub_source(text)
     if "/" in text or path.suffix:
-        raise SpecError(f"{text}: no such file", "check the path")
+        close = presets.suggestion(path.name, beside)
+        raise SpecError(f"{text}: no such file", close or "check the path")
     hint = presets.suggestion(text, (*presets.names("models"), *presets.names("runs")))
     raise SpecError(
         f"unknown model {shorten(text)}: not a preset, and no such file",
         hint or "`actcalc presets list` lists the presets",
     )
+
+
+def _neighbours(path: Path) -> tuple[str, ...]:
+    """Names of files in the folder that a path is to lie in: where there are some, it is no id."""
+    try:
+        return tuple(sorted(each.name for each in path.parent.iterdir()))[:1000]
+    except (OSError, ValueError):
+        return ()
 
 
 _ENDINGS = (".yaml", ".yml", ".json", ".toml", ".sh", ".log", ".txt", ".py", ".out")

@@ -92,6 +92,12 @@ def _markdown(parts: Parts) -> str:
     return markdown(parts.sheets())
 
 
+def _parquet(parts: Parts) -> bytes:
+    from actcalc.render.parquet import parquet
+
+    return parquet(parts.sheets())
+
+
 def _svg(parts: Parts) -> str:
     from actcalc.render.charts.draw import svg_file
 
@@ -135,6 +141,8 @@ _ROWS = (
            for_people=False, escape=ascii_text),
     Format(name="markdown", endings=(".md", ".markdown"), drawn=False, write=_markdown,
            for_people=True, escape=ascii_text),
+    Format(name="parquet", endings=(".parquet",), drawn=False, write=_parquet,
+           for_people=False, escape=ascii_text),
     Format(name="svg", endings=(".svg",), drawn=True, write=_svg,
            for_people=True, escape=_xml_escapes),
     Format(name="png", endings=(".png",), drawn=True, write=_png,

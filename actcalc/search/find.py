@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -72,15 +72,25 @@ class Found:
     complete: bool
     """False where the search was stopped before its end."""
 
-    @property
-    def tokens(self) -> int:
-        """Tokens of one step."""
-        return (self.run.workload.global_batch or 0) * self.run.workload.seq
-
     @cached_property
     def tokens_per_second_per_gpu(self) -> Floats:
         """By row."""
-        found: Floats = self.tokens / (self.seconds * self.gpus)
+        found: Floats = self._sequences * self.run.workload.seq / (self.seconds * self._devices)
+        return found
+
+    @cached_property
+    def _sequences(self) -> Ints:
+        """Sequences of a step by row."""
+        sizes = np.array([lane.micro_batch for lane in self.lanes], np.int64)
+        found: Ints = sizes[self.rows.lane] * self.rows.dp * self.rows.rounds
+        return found
+
+    @cached_property
+    def _devices(self) -> Ints:
+        """Devices by row."""
+        inside = np.array([lane.split.tp * lane.split.cp for lane in self.lanes], np.int64)
+        stages = np.array([cut.pp for cut in self.cuts], np.int64)
+        found: Ints = inside[self.rows.lane] * stages[self.cut] * self.rows.dp
         return found
 
     @cached_property
@@ -89,8 +99,8 @@ class Found:
         device = self.run.device
         assert device is not None
         peak = peak_flops(device, self.run.workload.arithmetic)
-        useful = np.array(self.flops)[self.rows.lane] * (self.run.workload.global_batch or 0)
-        found: Floats = useful / (self.seconds * self.gpus * peak)
+        useful = np.array(self.flops)[self.rows.lane] * self._sequences
+        found: Floats = useful / (self.seconds * self._devices * peak)
         return found
 
     def layout(self, row: int) -> Layout:
@@ -163,7 +173,7 @@ def find(
             "add --global-batch",
         )
     check_timed(run.training)
-    rates = rates_of(run.device, run.workload.arithmetic, efficiency, devices=space.gpus)
+    rates = rates_of(run.device, run.workload.arithmetic, efficiency, devices=max(space.counts))
     return _Search(run, space, rates, everything=everything).found(progress)
 
 
@@ -179,6 +189,8 @@ class _Search:
         self.kinds = [
             [kind.graph for kind in self.plain.kinds].index(graph) for graph in self.plain.layers
         ]
+        self.overlapped: bool = run.workload.kernels.overlap_moe_expert_parallel_comm
+        self.op_by_op: bool = run.framework.op_by_op
         self.considered = 0
         self.lanes = Lanes(self.run, rates, self.choices.measured)
         self.every: list[Lane] = []
@@ -214,30 +226,31 @@ class _Search:
                 yield part._replace(rows=part.rows._replace(lane=lanes))
 
     def _batches(self, cut: Cut, legal: Sequence[Split]) -> Iterator[_Batch]:
-        """The splits and micro-batches that a cut can run."""
+        """The splits, replicas and micro-batches that a cut can run."""
+        steps = {(self.space.gpus, self.run.workload.global_batch or 0), *self.space.more}
         for split in legal:
             inside = split.tp * split.cp * cut.pp
-            if self.space.gpus % inside:
-                continue
-            dp = self.space.gpus // inside
-            batch = self.run.workload.global_batch or 0
             experts = split.ep * (split.etp or split.tp)
-            if batch % dp or (split.tp * split.cp * dp) % experts:
-                continue
-            if self.space.dp is not None and dp not in self.space.dp:
-                continue
-            for size in micro_batches(self.space, batch // dp):
-                rounds = batch // dp // size
-                if cut.pp > 1 and not _runs(cut, rounds):
+            for gpus, batch in sorted(steps):
+                dp, rest = divmod(gpus, inside)
+                if rest or batch % dp or (split.tp * split.cp * dp) % experts:
                     continue
-                place = self.lanes.place(self._lane(cut, split, size, rounds))
-                if place is not None:
-                    yield _Batch(place, dp, rounds, dp * split.cp > 1)
+                if self.space.dp is None or dp in self.space.dp:
+                    yield from self._sized(cut, split, dp, batch // dp)
+
+    def _sized(self, cut: Cut, split: Split, dp: int, sequences: int) -> Iterator[_Batch]:
+        """Every micro-batch of one replica's sequences."""
+        for size in micro_batches(self.space, sequences):
+            rounds = sequences // size
+            if cut.pp > 1 and not _runs(cut.schedule, cut.pp, cut.vpp, rounds):
+                continue
+            place = self.lanes.place(self._lane(cut, split, size, rounds))
+            if place is not None:
+                yield _Batch(place, dp, rounds, dp * split.cp > 1)
 
     def _lane(self, cut: Cut, split: Split, size: int, rounds: int) -> Lane:
-        overlapped = self.run.workload.kernels.overlap_moe_expert_parallel_comm
-        alone = cut.pp == 1 or not self.run.framework.op_by_op
-        return Lane(split, size, rounds if overlapped else min(rounds, 2), alone)
+        alone = cut.pp == 1 or not self.op_by_op
+        return Lane(split, size, rounds if self.overlapped else min(rounds, 2), alone)
 
     def _cut(self, index: int, cut: Cut, batches: Sequence[_Batch]) -> Iterator[_Part]:
         evaluate = CutRows(self.lanes, cut, stages_of(cut, self.kinds))
@@ -337,13 +350,14 @@ class _Search:
         )
 
 
-def _runs(cut: Cut, rounds: int) -> bool:
-    """Whether a cut's schedule can run so many micro-batches."""
-    row = SCHEDULES[cut.schedule]
+@lru_cache(maxsize=65536)
+def _runs(schedule: str, pp: int, vpp: int, rounds: int) -> bool:
+    """Whether a schedule can run so many micro-batches."""
+    row = SCHEDULES[schedule]
     if not (row.grouped or row.least or row.directions > 1):
         return True
     try:
-        shape_of(cut.schedule, cut.pp, rounds, cut.vpp, None)
+        shape_of(schedule, pp, rounds, vpp, None)
     except SpecError:
         return False
     return True

@@ -183,6 +183,16 @@ class Lanes:
         self._tables: dict[Any, Any] = {}
         self.held: dict[Any, Any] = {}
         """What stages need whatever their micro-batch is, by what it depends on."""
+        self.parameters: dict[Any, Any] = {}
+        """Parameters of stages, likewise."""
+        self._layouts: dict[Any, Layout] = {}
+
+    def layout(self, split: Split, dp: int, zero: int, piped: bool) -> Layout:
+        """A layout for what depends on no more of a pipeline than that there is one."""
+        key = split, dp, zero, piped
+        if key not in self._layouts:
+            self._layouts[key] = split.layout(dp=dp, zero=zero, pp=2 if piped else 1)
+        return self._layouts[key]
 
     def place(self, lane: Lane) -> int | None:
         """The row of a lane in every table; None where the framework cannot run it."""

@@ -10,15 +10,14 @@ from numpy.typing import NDArray
 
 from actcalc.cost.makespans import Durations, makespans
 from actcalc.cost.roofline import NOTHING, LayerTime
-from actcalc.cost.step import Reduction, hides_messages
+from actcalc.cost.step import Reduction, hides_messages, reduction
 from actcalc.layers.core.algebra import most
 from actcalc.memory.parts import EMBEDDING, HEAD, PREDICTION
 from actcalc.run.schedule.held import fullest, steady_length
 from actcalc.search.choices import NO_POLICY
 from actcalc.search.lanes import SECONDS, Floats, Ints, Lanes
 from actcalc.search.space import Cut
-from actcalc.search.stages import Chunk, Held, Stage, fullest_of, held, needs, replicas_exchange
-from actcalc.specs.layout import Layout
+from actcalc.search.stages import Chunk, Held, Stage, fullest_of, held, needs, parameters_of
 
 _MOST_REPLICAS = 1 << 24
 
@@ -61,7 +60,6 @@ class CutRows:
 
     def __init__(self, lanes: Lanes, cut: Cut, stages: Sequence[Stage]) -> None:
         self.lanes, self.cut, self.stages = lanes, cut, stages
-        self._exchange: dict[tuple[int, int, int], Reduction] = {}
         self._known: tuple[Rows, tuple[list[tuple[int, int, int]], Ints]] | None = None
         self._needs = {stage: needs(stage) for stage in stages}
 
@@ -195,15 +193,30 @@ class CutRows:
     def _held_by(self, lane: int, dp: int, zero: int, stage: Stage) -> Held:
         measured = self.lanes.measured[lane]
         # Sequence parallelism splits no weight; of pipelines it only matters that there is one.
-        key = (measured.weights, dp, zero, self.cut.pp > 1, self._needs[stage])
+        layout = (measured.weights, dp, zero, self.cut.pp > 1)
+        key = (layout, self._needs[stage])
         if key not in self.lanes.held:
-            self.lanes.held[key] = held(measured, self._layout(lane, dp, zero), stage)
+            parts = (measured.weights, self._needs[stage])
+            if parts not in self.lanes.parameters:
+                self.lanes.parameters[parts] = parameters_of(measured, stage)
+            self.lanes.held[key] = held(
+                measured, self.lanes.layout(*layout), stage, self.lanes.parameters[parts]
+            )
         found: Held = self.lanes.held[key]
         return found
 
-    def _layout(self, lane: int, dp: int, zero: int) -> Layout:
-        more = {"dp": dp, "zero": zero, **self.cut.fields()}
-        return self.lanes.measured[lane].lane.split.layout(**more)
+    def _exchange_of(self, layout: tuple[int, int, int], each: Sequence[Held]) -> Reduction:
+        """The collectives of a layout's replicas."""
+        lane, dp, zero = layout
+        measured = self.lanes.measured[lane]
+        busiest = max(((0, 0), *(one.trained for one in each)), key=sum)
+        key = (measured.weights, dp, zero, busiest)
+        if key not in self.lanes.held:
+            model = measured.of(self.lanes.layout(measured.weights, dp, zero, False))
+            training = measured.staged.run.training
+            self.lanes.held[key] = reduction(model, training, busiest, measured.rates)
+        found: Reduction = self.lanes.held[key]
+        return found
 
     def _of_layout(self, rows: Rows, stage: Stage) -> tuple[Ints, Ints, Ints]:
         """Bytes of a stage by row: base, optimizer step, outside the allocator."""
@@ -281,11 +294,7 @@ class CutRows:
         exchange, optimizer = [], []
         for layout in layouts:
             each = [self._held_by(*layout, stage) for stage in different]
-            if layout not in self._exchange:
-                measured, trained = self.lanes.measured[layout[0]], [one.trained for one in each]
-                found = replicas_exchange(measured, self._layout(*layout), trained)
-                self._exchange[layout] = found
-            exchange.append(self._exchange[layout])
+            exchange.append(self._exchange_of(layout, each))
             optimizer.append(max(one.optimizer for one in each))
         busiest = _busiest([sum((times[c] for c in stage), NOTHING) for stage in different])
         exposed: Any = Reduction(*np.array(exchange)[own].T).exposed(

@@ -72,8 +72,19 @@ class Space:
     sp: bool | None = None
     schedules: tuple[str, ...] = ()
     policies: tuple[str, ...] = ()
+    more: tuple[tuple[int, int], ...] = ()
+    """Further (devices, sequences in a step) that are looked at beside ``gpus`` and the run's."""
     tp_within_node: bool = True
     """Tensor parallelism stays inside a node, where --tp does not say otherwise."""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Every number of devices."""
+        return tuple(sorted({self.gpus, *(gpus for gpus, _ in self.more)}))
+
+    def divides(self, degree: int) -> bool:
+        """Whether some number of devices is a multiple of ``degree``."""
+        return any(gpus % degree == 0 for gpus in self.counts)
 
 
 class Split(NamedTuple):
@@ -116,15 +127,22 @@ def _powers(most: int) -> Iterator[int]:
         value *= 2
 
 
+def _degrees(space: Space) -> list[int]:
+    """Degrees that divide some number of devices, ascending."""
+    return sorted({degree for gpus in space.counts for degree in divisors(gpus)})
+
+
 def splits(run: Run, space: Space) -> list[Split]:
     """Every legal split of the model over ranks."""
     node = (run.device.devices_per_node if run.device else None) or 1
     found = []
-    for tp in divisors(space.gpus):
+    for tp in _degrees(space):
         inside = not space.tp_within_node or tp <= node
         if not (tp in space.tp if space.tp is not None else inside):
             continue
-        for cp in divisors(space.gpus // tp):
+        for cp in _degrees(space):
+            if not space.divides(tp * cp):
+                continue
             enough = cp == 1 or run.workload.seq // cp >= _FEWEST_TOKENS
             if not (cp in space.cp if space.cp is not None else enough):
                 continue
@@ -149,9 +167,9 @@ def _expert_degrees(run: Run, space: Space, tp: int) -> Iterator[tuple[int, int 
             yield 1, None
         return
     for ep in divisors(moe.experts):
-        if ep > space.gpus or ep not in (space.ep or ANY):
+        if ep > max(space.counts) or ep not in (space.ep or ANY):
             continue
-        for etp in dict.fromkeys((tp, 1)) if space.etp is None else divisors(space.gpus):
+        for etp in dict.fromkeys((tp, 1)) if space.etp is None else _degrees(space):
             if etp in (space.etp or ANY):
                 yield ep, etp
 
@@ -171,7 +189,7 @@ def cuts(run: Run, space: Space) -> list[Cut]:
     depth = run.model.depth
     given = run.layout.layers_per_stage
     found = []
-    for pp in (pp for pp in divisors(space.gpus) if pp in (space.pp or ANY)):
+    for pp in (pp for pp in _degrees(space) if pp in (space.pp or ANY)):
         if pp == 1:
             if 1 in (space.vpp or ANY) and not given:
                 found.append(Cut(1, 1, "1f1b", ()))

@@ -8,11 +8,10 @@ from itertools import groupby
 from typing import NamedTuple
 
 from actcalc.cost.optimizer import optimizer_time
-from actcalc.cost.step import Reduction, reduction
 from actcalc.layers.core.graph import Graph
 from actcalc.memory.buffers import data_parallel, outside, workspaces
 from actcalc.memory.parts import EMBEDDING, HEAD, PREDICTION
-from actcalc.memory.states import recipe, states, step_bytes
+from actcalc.memory.states import Parameters, recipe, states, step_bytes
 from actcalc.run.placement import ends, placement
 from actcalc.search.lanes import Measured
 from actcalc.search.space import Cut
@@ -116,13 +115,17 @@ def graphs_of(measured: Measured, stage: Stage) -> list[Graph]:
     return found
 
 
-def held(measured: Measured, layout: Layout, stage: Stage) -> Held:
+def parameters_of(measured: Measured, stage: Stage) -> Parameters:
+    """Parameters of one rank of a stage."""
+    return measured.plain.parameters_of(Counter(graphs_of(measured, stage)))
+
+
+def held(measured: Measured, layout: Layout, stage: Stage, parameters: Parameters) -> Held:
     """What one stage of a layout needs beside what its layers store."""
     run, model = measured.staged.run, measured.of(layout)
     training = run.training
     graphs = graphs_of(measured, stage)
     rules = recipe(model, training)
-    parameters = measured.plain.parameters_of(Counter(graphs))
     state = states(model, training, parameters)
     parts = [measured.parts(measured.layers[kind])[0] for chunk in stage for kind in chunk.kinds]
     names = [EMBEDDING] * any(c.first for c in stage)
@@ -141,11 +144,3 @@ def held(measured: Measured, layout: Layout, stage: Stage) -> Held:
         optimizer=optimizer_time(model, graphs, training, measured.rates, parameters).total,
         trained=parameters.reduced,
     )
-
-
-def replicas_exchange(
-    measured: Measured, layout: Layout, trained: Sequence[tuple[int, int]]
-) -> Reduction:
-    """The collectives of replicas for the busiest of the stages."""
-    busiest = max(((0, 0), *trained), key=sum)
-    return reduction(measured.of(layout), measured.staged.run.training, busiest, measured.rates)

@@ -75,6 +75,11 @@ def runs(draw: Any) -> tuple[str, dict[str, Any]]:
     if framework == "torchtitan":
         policies += ["op", "every:2"]
         training["step_in_backward"] = draw(st.booleans())
+        layout["tp"] = draw(st.sampled_from([1, 2]))
+        layout["sp"] = layout["tp"] > 1
+        layout["pp"] = draw(st.sampled_from([1, 2]))
+        if layout["pp"] > 1:
+            layout["schedule"] = draw(st.sampled_from(["1f1b", "gpipe"]))
         work["precision"] = draw(st.sampled_from(["bf16", "amp-bf16"]))
     if draw(st.booleans()):
         steps = draw(st.sampled_from([1, 4]))
@@ -120,6 +125,8 @@ WRITTEN = [
     ("megatron", "deepseek-v3 --ep 8 --dp 64 --pp 16 --layers-per-stage 3,4x14,2 --policy full"),
     ("megatron", "qwen2.5-7b --framework megatron-local --tp 2 --sp --zero 0"),
     ("torchtitan", "llama-3-8b --framework torchtitan --dp 8 --zero 3 --policy op"),
+    ("torchtitan", "llama-3.1-70b --framework torchtitan --tp 8 --sp --pp 4 --dp 2 --zero 2 "
+     "--global-batch 32"),
     ("deepspeed", "qwen2.5-7b --dp 8 --zero 3 --recipe mixed --offload optimizer --policy full"),
     ("transformers", "gpt2 --framework transformers --precision amp-bf16 --dp 4 --global-batch 32"),
     ("fsdp", "llama-3-8b --dp 16 --zero 3 --recipe fsdp --policy full --attention flash"),

@@ -200,7 +200,15 @@ def test_a_models_own_formula_finds_its_term(cli: Cli) -> None:
     assert cli("explain", formula).code == 2
 
 
-OTHER_FLAGS = {"set", "from_", "completion", "objective", "reference", "generation_share"}
+OTHER_FLAGS = {
+    "set",
+    "from_",
+    "completion",
+    "objective",
+    "reference",
+    "generation_share",
+    "time_limit",
+}
 
 
 def test_every_flag_finds_a_term() -> None:

@@ -448,7 +448,8 @@ def microbatch_figures(run: Run) -> set[float]:
     """Of each stage: its memory under full with more and more micro-batches kept whole."""
     piped, _ = _pipeline(StagedRun(run), "1f1b")
     reports = [memory_run(replace(piped.run, policies=(name,))).stages for name in ("full", "none")]
-    found: set[float] = {sum(stages[0].total_bytes for stages in reports) // 2}
+    ends = [max(stage.total_bytes for stage in stages) for stages in reports]
+    found: set[float] = {max(ends[0], sum(ends) // 2)}
     for stage, (low, high) in enumerate(zip(*reports, strict=True)):
         kept = [
             piped.under(piped.policy(name)).stored_bytes(piped.places[stage][0])

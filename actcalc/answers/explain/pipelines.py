@@ -330,11 +330,14 @@ def _by_microbatch(staged: StagedRun) -> Body:
     policy = piped.first_policy if run.policies else piped.full
     budget = run.budget_bytes
     if budget is None:
-        ends = [StageMemory(piped, one).figure(0).total_bytes for one in (policy, NONE)]
-        budget = sum(ends) // 2
+        stages = range(run.layout.pp)
+        ends = [
+            max(StageMemory(piped, one).figure(stage).total_bytes for stage in stages)
+            for one in (policy, NONE)
+        ]
+        budget = max(ends[0], sum(ends) // 2)
         lines.append(
-            f"No --device given: memory half-way between what {policy.name} and none need on stage "
-            "0."
+            f"No --device given: memory half-way between what {policy.name} and none need."
         )
     mixes = by_microbatch(piped, policy, budget)
     worst = max(mix.rerun_ratio for mix in mixes)
@@ -375,7 +378,7 @@ TERMS = (
             "gpipe",
             "pipeline parallel",
         ),
-        flags=("pp", "global_batch", "grad_accum", "layers_per_stage"),
+        flags=("pp", "global_batch", "grad_accum", "grad_accum", "layers_per_stage"),
         heeds=("global_batch", "layers_per_stage"),
     ),
     Term(

@@ -63,9 +63,11 @@ def _policy(name: str) -> Explainer:
         size = outcome.sizes(graph)
         before = layer_outcome(graph, staged.main.graph, NONE).sizes(graph).stored
         freed, share, again = _shares(staged, policy)
+        if not outcome.rerun:
+            return _idle(staged, policy)
         step = rerun_flops(staged, policy) / model_flops(graph)
         lines = [
-            "re-runs: " + (", ".join(named(op.name) for op in outcome.rerun) or "nothing"),
+            "re-runs: " + ", ".join(named(op.name) for op in outcome.rerun),
             f"keeps: {size_text(outcome.stored_size, graph)} of {before:,} B per layer and GPU",
             f"brings back {size.restored:,} B on each GPU while one layer is re-run",
             f"computes {again:,} FLOPs again per layer and micro-batch, over all ranks: "
@@ -73,7 +75,7 @@ def _policy(name: str) -> Explainer:
         ]
         if again:
             lines.append(f"Op by op that is {step:.2%} of the step's model FLOPs.")
-        elif outcome.rerun:
+        else:
             lines.append(
                 "What it costs are passes over memory: its ops read and write "
                 f"{_moved(staged, outcome):,} B on each GPU."
@@ -95,6 +97,25 @@ def _policy(name: str) -> Explainer:
         )
 
     return explain
+
+
+def _idle(staged: StagedRun, policy: Policy) -> Body:
+    """A policy whose modules the layer does not have."""
+    tags = {tag for op in staged.main.graph.ops for tag in op.modules}
+    there = [row.name for row in MODULES.values() if row.tag in tags]
+    others = [
+        kind.label
+        for kind in staged.kinds
+        if kind is not staged.main and layer_outcome(staged.graph, kind.graph, policy).rerun
+    ]
+    lines = [f"Its modules there: {', '.join(there) or 'none'}."]
+    lines += [f"It does re-run something in other layers: {', '.join(others)}."] if others else []
+    return Body(
+        title=f"policy {policy.name}",
+        result=f"Of {layer_words(staged)}: no op belongs to it, so that it changes nothing.",
+        lines=tuple(lines),
+        source=_source(policy),
+    )
 
 
 def _source(policy: Policy) -> str:

@@ -29,8 +29,8 @@ def objective(s: Settings, *, trl: bool) -> tuple[dict[str, Any], tuple[str, ...
     program = s.text(PROGRAM).rsplit("/", 1)[-1].removeprefix("trl ").removesuffix(".py")
     name = program.split()[0] if program else ""
     if name not in OBJECTIVES:
-        told = (each for each, names in _OWN if (trl or each == "grpo") and s.has(*names))
-        name = next(told, "sft")
+        own = (each for each, names in _OWN if (trl or each == "grpo") and s.has(*names))
+        name = next(own, "sft")
     if name == "sft":
         return {}, ()
     fields: dict[str, Any] = {"training.objective": name}
@@ -40,16 +40,28 @@ def objective(s: Settings, *, trl: bool) -> tuple[dict[str, Any], tuple[str, ...
         return fields, ()
     completion = s.number("max_completion_length") or _COMPLETION
     fields["workload.completion"] = completion
-    fields["workload.seq"] = s.number("max_prompt_length", default=_PROMPT) + completion
-    if float(s.text("beta", default="0") or 0):
+    whole = s.number("vllm_max_model_length")
+    fields["workload.seq"] = whole or s.number("max_prompt_length", default=_PROMPT) + completion
+    told = () if whole or s.has("max_prompt_length") else (
+        f"GRPO: no length of prompts is given: {_PROMPT} tokens are taken (--seq for both).",
+    )  # fmt: skip
+    if _real(s, "beta", 0.0):
         fields["training.reference"] = "model"
-    return fields, (*_generation(s, fields), "GRPO: one update is counted; generation and scoring "
-                    "run at other times.")  # fmt: skip
+    other = "GRPO: one update is counted; generation and scoring run at other times."
+    return fields, (*told, *_generation(s, fields), other)
+
+
+def _real(s: Settings, name: str, default: float) -> float:
+    value = s.get(name)
+    try:
+        return default if value is None else float(value)
+    except (TypeError, ValueError):
+        raise s.wrong((name,), value, "not a number", "give a number") from None
 
 
 def _generation(s: Settings, fields: dict[str, Any]) -> tuple[str, ...]:
     """vLLM beside training takes its share of the device, unless it sleeps or is elsewhere."""
-    share = float(s.text("vllm_gpu_memory_utilization", default=str(_SHARE)))
+    share = _real(s, "vllm_gpu_memory_utilization", _SHARE)
     if not s.flag("use_vllm") or s.text("vllm_mode", default="colocate") != "colocate":
         return ()
     if s.flag("vllm_enable_sleep_mode"):

@@ -38,7 +38,7 @@ _DEBUG: Mapping[str, Any] = {
 }  # fmt: skip
 """llama3's debugmodel (``models/llama3/__init__.py``: dim 256, 6 layers, 16 heads, 2048 words)."""
 
-_SCHEDULES = {
+SCHEDULES = {
     "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved", "zbvzerobubble": "zb-v",
     "dualpipev": "dualpipe-v",
 }  # fmt: skip
@@ -154,10 +154,10 @@ def _pipeline(s: Settings, given: dict[str, Any], local: int) -> None:
     """local_batch_size is cut into micro-batches for the pipeline."""
     names = ("parallelism.pipeline_parallel_", "experimental.pipeline_parallel_")
     word = s.text(*(name + "schedule" for name in names), default="1F1B")
-    schedule = _SCHEDULES.get(word.lower())
+    schedule = SCHEDULES.get(word.lower())
     if schedule is None:
         raise SpecError(f"{s.where}: schedule {word} is not modelled",
-                        "modelled are " + ", ".join(_SCHEDULES))  # fmt: skip
+                        "modelled are " + ", ".join(SCHEDULES))  # fmt: skip
     given["layout.schedule"] = schedule
     if schedule == "interleaved":
         given["layout.vpp"] = 2
@@ -209,6 +209,6 @@ def _training(s: Settings, notes: list[str]) -> dict[str, Any]:
         fields["training.step_in_backward"] = True
     if s.flag("training.enable_cpu_offload", "experimental.enable_cpu_offload"):
         fields["training.offload"] = "weights"
-    if s.flag("training.deterministic"):
+    if s.flag("training.deterministic", "debug.deterministic"):
         fields["training.deterministic"] = True
     return fields

@@ -96,12 +96,11 @@ def _sharding(run: Run) -> dict[str, Any]:
         return {"dp_replicate_size": layout.dp} if layout.dp > 1 else {}
     if training.recipe != "fsdp":
         return {"deepspeed": deepspeed(run)}
-    strategies = {3: "FULL_SHARD", 2: "SHARD_GRAD_OP", 0: "NO_SHARD"}
-    if layout.zero not in strategies:
+    if layout.zero not in (2, 3):
         raise SpecError(f"--emit axolotl: FSDP has no ZeRO {layout.zero}", "use --zero 2 or 3")
     config = {
-        "sharding_strategy": strategies[layout.zero],
+        "reshard_after_forward": layout.zero == 3,
         "offload_params": training.offload == "weights",
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
     }
-    return {"fsdp_version": 1, "fsdp_config": config, "dp_shard_size": layout.dp}
+    return {"fsdp_version": 2, "fsdp_config": config, "dp_shard_size": layout.dp}

@@ -100,8 +100,8 @@ def _objective(run: Run, target: str) -> dict[str, Any]:
     training, work = run.training, run.workload
     if training.objective == "grpo":
         found: dict[str, Any] = {
-            "max_prompt_length": work.seq - work.completion,
             "max_completion_length": work.completion,
+            "vllm_max_model_length": work.seq,
         }
         if not work.completion:
             raise SpecError(f"--emit {target}: grpo without completions", "add --completion N")

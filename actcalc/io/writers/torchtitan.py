@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from actcalc.errors import SpecError
-from actcalc.io.readers.torchtitan import FLAVOURS
+from actcalc.io.readers.torchtitan import FLAVOURS, SCHEDULES
 from actcalc.io.writers.hugging import optimizer_word
 from actcalc.io.writers.own import same_model
 from actcalc.io.writers.profile import check_profile
@@ -28,15 +28,16 @@ def write(run: Run) -> str:
             "early_step_in_backward": training.step_in_backward,
         },
         "training": {
-            "local_batch_size": work.micro_batch,
+            "local_batch_size": _local_batch(run),
             "seq_len": work.seq,
             "mixed_precision_param": "float32" if work.precision == "fp32" else "bfloat16",
             "enable_cpu_offload": training.offload == "weights",
-            "deterministic": training.deterministic,
         },
         "parallelism": _parallelism(run),
         "activation_checkpoint": _checkpointing(run),
     }
+    if training.deterministic:
+        sections["debug"] = {"deterministic": True}
     if work.global_batch:
         sections["training"]["global_batch_size"] = work.global_batch
     return "\n".join(_section(name, values) for name, values in sections.items())
@@ -77,7 +78,39 @@ def _parallelism(run: Run) -> dict[str, Any]:
         found["data_parallel_shard_degree"] = -1
     if sharded:
         found["fsdp_reshard_after_forward"] = "always" if layout.zero == 3 else "never"
+    if layout.tp > 1:
+        found["tensor_parallel_degree"] = layout.tp
+    if layout.cp > 1:
+        found["context_parallel_degree"] = layout.cp
+    if layout.pp > 1:
+        found["pipeline_parallel_degree"] = layout.pp
+        found["pipeline_parallel_schedule"] = _schedule(run)
+        found["pipeline_parallel_microbatch_size"] = run.workload.micro_batch
     return found
+
+
+def _schedule(run: Run) -> str:
+    """torchtitan's name of the run's schedule (``torch.distributed.pipelining``)."""
+    names = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B",
+             "interleaved-zb": "InterleavedZeroBubble", "zb-v": "ZBVZeroBubble"}  # fmt: skip
+    name = names.get(run.layout.pipeline)
+    if name is None or name.lower() not in SCHEDULES:
+        raise SpecError(
+            f"--emit torchtitan: it has no schedule {run.layout.pipeline}", "use --schedule 1f1b"
+        )
+    return name
+
+
+def _local_batch(run: Run) -> int:
+    """Sequences of one replica: a pipeline cuts them into micro-batches."""
+    work, layout = run.workload, run.layout
+    if layout.pp == 1:
+        return work.micro_batch
+    if work.global_batch is None:
+        raise SpecError(
+            f"--emit torchtitan: pp {layout.pp} without a global batch", "add --global-batch"
+        )
+    return work.global_batch // layout.dp
 
 
 def _checkpointing(run: Run) -> dict[str, Any]:
