@@ -124,7 +124,7 @@ def test_hints_name_the_word_that_was_meant():
 
 
 def test_traits_of_other_layers_are_refused():
-    for name, trait in (("transformers", "fp8"), ("megatron", "autocast")):
+    for name, trait in (("transformers", "multi_token_prediction"), ("megatron", "autocast")):
         with pytest.raises(SpecError, match=trait):
             build(Framework, {**values(name), trait: True}, name, vetted=True)
 

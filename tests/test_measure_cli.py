@@ -43,8 +43,8 @@ TOKENS, H = 2 * 32, 64
 WITHOUT_TYPE = {
     "gpt-22b", "gpt3-175b", "gpt-530b", "gpt-1t",  # of the paper, no model on the hub
 }  # fmt: skip
-# published code, in keys of its own; as many heads as the width holds
-UNSAID = {"chatglm3-6b", "mamba2-130m"}
+# published code, in keys of its own; as many heads as the width holds; a tower
+UNSAID = {"chatglm3-6b", "mamba2-130m", "llava-1.5-7b", "llava-1.5-13b"}
 UNKNOWN_TO_TRANSFORMERS = {"kimi-k2", "kimi-k2.5", "mimo-7b", "internlm2-7b", "deepseek-moe-16b"}
 READS_DATA = {"dbrx"}  # its experts look for the tokens they were given
 

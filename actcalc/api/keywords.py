@@ -30,6 +30,7 @@ class WorkKeywords(TypedDict, total=False):
     global_batch: int | None
     grad_accum: int | None
     completion: int | None
+    image_tokens: int | None
     layers: int | None
     sp: bool | None
     schedule: str | None
@@ -80,6 +81,7 @@ class TuningKeywords(TypedDict, total=False):
     train: str | None
     freeze: int | None
     galore_rank: int | None
+    tower: str | None
     objective: str | None
     reference: str | None
     generation_share: float | None

@@ -90,7 +90,11 @@ def default_framework(origin: Source, layout: Layout) -> str:
 
 
 def load_framework(name: str) -> Framework:
-    """The framework profile called ``name``; ``SpecError`` with a did-you-mean if unknown."""
+    """The framework profile called ``name``; ``SpecError`` with a did-you-mean if unknown.
+
+    A version may be joined with @ (``transformers@4.50``).
+    """
+    name = name.replace("@", "-")
     preset = presets.load("frameworks", name)
     fields = {"name": name, "title": preset.title, **preset.values}
     return build(Framework, fields, f"framework {name}", vetted=True)

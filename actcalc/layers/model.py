@@ -163,11 +163,15 @@ def model_graph(
 
 def _layer(ctx: Context, kind: LayerKind) -> Graph:
     graph = layer_graph(ctx, kind)
-    if not (ctx.workload.fp8_products and ctx.framework.transformer_engine):
+    if not ctx.workload.fp8_products:
         return graph
-    from actcalc.layers.core.fp8 import quantised
+    from actcalc.layers.core.fp8 import cast_before, cast_each_time, quantised
 
-    return quantised(graph)
+    if ctx.framework.transformer_engine:
+        return quantised(graph)
+    if not ctx.framework.op_by_op:
+        return graph
+    return cast_before(graph) if ctx.tp else cast_each_time(graph)
 
 
 def unique_weights(graphs: Iterator[tuple[Graph, int]]) -> Iterator[tuple[Weight, int]]:

@@ -3,10 +3,11 @@
 Two steps are replayed, the first of which ends with making the optimizer's states: in the second,
 activations find what those left of the first one's segments. Each tensor of each layer is a
 request, in the order in which ops make and drop it (:mod:`actcalc.memory.working`); what FSDP
-gathers and reduces are requests of streams of their own. What an op makes and drops inside is one
-request; so are head and loss where their cross-entropy is none of single ops, and a backward that
-makes no gradients of weights. Micro-batches in flight follow the moments of the schedule. What is
-not replayed: other libraries, and code between the moments (clipping, logging, checkpoints).
+gathers and reduces are requests of streams of their own. What an op makes and drops inside are
+requests as large as the largest tensor it takes or makes; head and loss are one request where their
+cross-entropy is none of single ops, and so is a backward that makes no gradients of weights.
+Micro-batches in flight follow the moments of the schedule. What is not replayed: other libraries,
+and code between the moments (clipping, logging, checkpoints).
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class _Change(NamedTuple):
 
     given: tuple[Key, ...]
     taken: tuple[tuple[Key, int], ...]
-    inside: int
+    inside: tuple[int, ...]
 
 
 class _Passage(NamedTuple):
@@ -97,18 +98,18 @@ class _Passage(NamedTuple):
 
 def _passage(walk: LayerWalk, moments: Iterable[Instant], start: Iterable[Key]) -> _Passage:
     """The differences from one moment to the next, of what was alive at the ``start``."""
-    own = walk.known.own
+    own = {name: size for name, size in walk.known.own.items() if size}
     begun = set(start)
     alive: dict[Key, None] = {name: None for name in own if name in begun}
     changes: list[_Change] = []
     pieces = most = 0
     last: Instant | None = None
 
+    largest = {op.name: max(map(walk.size, (*op.inputs, *op.outputs))) for op in walk.graph.ops}
+
     def change(moment: Instant, inside: int) -> None:
         nonlocal pieces
-        now: dict[Key, int] = {
-            name: size for name, size in own.items() if size and name in moment.alive
-        }
+        now: dict[Key, int] = {n: size for n, size in own.items() if n in moment.alive}
         now.update((("gradient", key), size) for key, size in moment.gradients.items() if size)
         given = tuple(k for k in alive if k not in now and not _is_weights(k))
         taken = [(key, size) for key, size in now.items() if key not in alive]
@@ -117,9 +118,11 @@ def _passage(walk: LayerWalk, moments: Iterable[Instant], start: Iterable[Key]) 
             pieces = moment.kept
         for key in given:
             del alive[key]
-        alive.update(dict.fromkeys(key for key, _ in taken))
+        alive.update((key, None) for key, _ in taken)
         if given or taken or inside:
-            changes.append(_Change(given, tuple(taken), inside))
+            each = largest.get(moment.at) or inside
+            pieces_inside = [min(each, inside - at) for at in range(0, inside, each or 1)]
+            changes.append(_Change(given, tuple(taken), tuple(pieces_inside)))
 
     for last in moments:
         change(last, max(0, last.inside - last.kept))
@@ -250,16 +253,16 @@ class _Replay:
             outcome = self.memory.timeline.stages.outcome(graph, policy)
             known = self._known.setdefault(id(graph), Known(self.model, graph))
             walk = LayerWalk(self.model, outcome, self.memory.timeline.options, None, False, known)
-            start = {graph.input} if known.own[graph.input] else set()
-            kept = frozenset(name for name in outcome.stored if known.own[name])
+            start = [graph.input] if known.own[graph.input] else []
+            kept = [name for name in outcome.stored if known.own[name]]
             # below the first trained weight no backward runs
             back = () if outcome.detached else walk.backward_moments(whole=policy.whole)
             self._layers[key] = _Layer(
                 graph,
                 _passage(walk, walk.forward_moments(set(outcome.stored)), start),
-                _passage(walk, back, {*kept, _HANDED}),
-                kept,
-                sum(known.own[name] for name in kept if isinstance(name, str)),
+                _passage(walk, back, (*kept, _HANDED)),
+                frozenset(kept),
+                sum(known.own[name] for name in kept),
             )
         return self._layers[key]
 
@@ -348,8 +351,8 @@ class _Replay:
             for key, size in taken:
                 if key not in blocks:
                     blocks[key] = pool.take(size)
-            if inside:
-                pool.give(pool.take(inside))
+            for block in [pool.take(size) for size in inside]:
+                pool.give(block)
 
     def _forward(self, chunk: int) -> list[_Held]:
         """A micro-batch's forward of a chunk; what it holds from then on, place by place."""

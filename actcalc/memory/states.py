@@ -24,6 +24,7 @@ from actcalc.specs.recipes import RECIPES, Recipe
 from actcalc.specs.training import Training
 
 _BLOCK = 256  # elements that share one fp32 scale in 8-bit Adam (bitsandbytes, torchao)
+_TOWER = ("tower", "projector")  # layers like any other, though they run before the first
 _SMALLEST_8BIT = 4096  # smaller tensors keep fp32 moments (bitsandbytes min_8bit_size)
 
 
@@ -166,10 +167,8 @@ def parameters_of(
                 if weight.scope in known:
                     continue
                 known.add(weight.scope)
-            hidden = op.kind not in ("embedding", "norm") and graph.name not in (
-                "embedding",
-                "head",
-            )
+            ends = graph.name in ("embedding", "head") and op.group not in _TOWER
+            hidden = op.kind not in ("embedding", "norm") and not ends
             at = weight.expert + 2 * (weight.added == "adapter")
             result[at] += _group(model, weight, training, op, hidden=hidden)
     return Parameters(*result)
@@ -262,7 +261,7 @@ def states(model: ModelGraph, training: Training, parameters: Parameters) -> Sta
     sums = [0, 0, 0, 0, 0, 0]
     for group, expert, adapters in parameters.groups():
         ranks = replicas(layout, training, expert=expert)
-        fp8 = model.context.workload.fp8_products
+        fp8 = model.context.workload.fp8_products and not model.context.framework.op_by_op
         kind = own if adapters else rules
         weight = _weights(group, kind, training, fp8=fp8)
         gradient = group.trained * kind.gradient

@@ -20,6 +20,7 @@ ALIKE = 0.02
 """Step times that differ by less are not told apart: fewer changes decide."""
 NOTHING = 0.002
 """Of what a run needs: a remedy that frees less is not worth a line."""
+_NEAR = 2  # times the budget: what needs more is not saved by other remedies
 _MOST_GPUS = 16384
 
 
@@ -202,8 +203,20 @@ class Advice:
             low, high = (low, middle) if self._holds(self._replicas(middle)) else (middle + 1, high)
         return low
 
+    @cached_property
+    def _lean(self) -> tuple[Change, ...]:
+        """The leanest remedies beside other replicas."""
+        base = {"layout.dp": self.trials.run.layout.dp}
+        return Cheapest(self.axes, self._allowed("training", base), {}).leanest
+
     def _holds(self, base: Change) -> bool:
-        """Whether the run changed by ``base`` fits with the leanest remedies beside it."""
+        """Whether the run changed by ``base`` fits with the leanest remedies beside it.
+
+        Those that are leanest on the run as it is say so first, where that is not far off.
+        """
+        size = self.axes.size(merged((*self._lean, base)))
+        if size <= self.budget or size > _NEAR * self.budget:
+            return size <= self.budget
         return Cheapest(self.axes, self._allowed("training", base), base).possible
 
     def _replicas(self, times: int) -> Change:

@@ -103,10 +103,7 @@ class Cheapest:
                 self._families += [options] if options else []
             elif options:
                 grouped.setdefault(remedy.axis, [{}]).extend(options)
-        rows = sorted(grouped.values(), key=self._spread, reverse=True)
-        self._least, self._leanest_policy = self._leanest(rows)
-        self.rows = [sorted(self._useful(i, row), key=self._alone) for i, row in enumerate(rows)]
-        """Options by axis, as it is among them, fastest first; recomputation is apart."""
+        self._all = list(grouped.values())
         self._best: tuple[float, tuple[Change, ...]] | None = None
 
     def _size(self, parts: Sequence[Change]) -> float:
@@ -127,21 +124,43 @@ class Cheapest:
         costs = [self._cost((change,)) for change in row]
         return max(costs) - min(costs)
 
-    def _leanest(self, rows: Sequence[Sequence[Change]]) -> tuple[list[Change], Change]:
+    @cached_property
+    def _leanest(self) -> tuple[list[Change], Change]:
         """The option of every axis with which a run needs least, beside those of the others."""
         ends = [{}, *(family[-1] for family in self._families)]
-        least = [min(row, key=lambda change: self._size((change,))) for row in rows]
-        policy: Change = min(ends, key=lambda change: self._size((change,)))
+
+        def leanest(options: Sequence[Change], others: Sequence[Change]) -> Change:
+            """Of those that are as lean beside ``others`` the one that is leanest alone."""
+            return min(options, key=lambda one: (self._size((*others, one)), self._size((one,))))
+
+        least = [leanest(row, ()) for row in self._all]
+        policy = leanest(ends, ())
         for _ in range(2):
-            for index, row in enumerate(rows):
-                others = [*least[:index], *least[index + 1 :], policy]
-                least[index] = min(row, key=lambda change: self._size((*others, change)))
-            policy = min(ends, key=lambda change: self._size((*least, change)))
+            before = [*least, policy]
+            for index, row in enumerate(self._all):
+                least[index] = leanest(row, [*least[:index], *least[index + 1 :], policy])
+            policy = leanest(ends, least)
+            if before == [*least, policy]:
+                break
         return least, policy
+
+    @property
+    def leanest(self) -> tuple[Change, ...]:
+        """The changes with which a run needs least of all combinations."""
+        least, policy = self._leanest
+        return tuple(part for part in (*least, policy) if part)
+
+    @cached_property
+    def rows(self) -> list[list[Change]]:
+        """Options by axis, as it is among them, fastest first, those axes first whose options
+        differ most in time; without options that free nothing. Recomputation is apart."""
+        found = [sorted(self._useful(i, row), key=self._alone) for i, row in enumerate(self._all)]
+        return sorted(found, key=self._spread, reverse=True)
 
     def _useful(self, index: int, row: Sequence[Change]) -> list[Change]:
         """As it is, and options that free something, alone or beside the leanest of the others."""
-        others = [*self._least[:index], *self._least[index + 1 :], self._leanest_policy]
+        least, policy = self._leanest
+        others = [*least[:index], *least[index + 1 :], policy]
         alone, beside = self._size(()), self._size(others)
         return [
             one
@@ -152,13 +171,19 @@ class Cheapest:
     @property
     def possible(self) -> bool:
         """Whether the leanest of all combinations fits."""
-        return self._size((*self._least, self._leanest_policy)) <= self.axes.budget
+        return self._size(self.leanest) <= self.axes.budget
 
     @cached_property
     def _fastest(self) -> tuple[list[Change], Change]:
         """The option of every axis that is fastest alone."""
         policies = [{}, *self._none, *(family[0] for family in self._families)]
         return [row[0] for row in self.rows], min(policies, key=self._alone)
+
+    @cached_property
+    def _lean_rows(self) -> list[Change]:
+        """The leanest option of each of ``rows``."""
+        known = {id(change) for change in self._leanest[0]}
+        return [next(one for one in row if id(one) in known) for row in self.rows]
 
     @property
     def _none(self) -> tuple[Change, ...]:
@@ -176,7 +201,7 @@ class Cheapest:
         return tuple(sorted(parts, key=lambda part: self._ranks.get(id(part), 0)))
 
     def _search(self, index: int, chosen: tuple[Change, ...]) -> None:
-        lean = (*chosen, *self._least[index:], self._leanest_policy)
+        lean = (*chosen, *self._lean_rows[index:], self._leanest[1])
         if self._exists(lean) and self._size(lean) > self.axes.budget:
             return
         rows, policy = self._fastest

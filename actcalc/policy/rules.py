@@ -190,12 +190,15 @@ def rerun_ops(policy: Policy, graph: Graph) -> tuple[Op, ...]:
 def cached_ops(graph: Graph) -> frozenset[str]:
     """Ops whose outputs a per-op selective checkpoint keeps.
 
-    The first, third, fifth ... matrix product with a weight, and fused attention (torchtitan
-    distributed/activation_checkpoint.py: aten.mm every second time, sdpa flash and efficient).
+    The first, third, fifth ... matrix product with a weight, fused attention, and what is summed
+    and scattered (torchtitan distributed/activation_checkpoint.py: aten.mm every second time, sdpa
+    flash and efficient, reduce_scatter_tensor). A product of torchao's fp8 tensors is aten.mm too:
+    a dispatch mode sees it before the tensors turn it into aten._scaled_mm.
     """
     products = [op.name for op in graph.ops if op.kind == "linear"]
     fused = [op.name for op in graph.ops if op.kind == "core" and op.kernel]
-    return frozenset((*products[::2], *fused))
+    scattered = [op.name for op in graph.ops if op.kind == "scatter"]
+    return frozenset((*products[::2], *fused, *scattered))
 
 
 def per_op_stored(graph: Graph) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 from actcalc.answers.search import COLUMNS, FoundLayout, Search
@@ -78,6 +79,14 @@ def _columns(result: Search, units: str) -> tuple[Column, ...]:
     return (
         *(degree(name) for name in ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero")),
         Column(
+            "layers_per_stage",
+            "layers\nper slice",
+            _split,
+            align="left",
+            get=lambda one: one.layout["layers_per_stage"] or None,
+            shown=any(one.layout["layers_per_stage"] for one in found),
+        ),
+        Column(
             "schedule",
             "schedule",
             align="left",
@@ -91,3 +100,9 @@ def _columns(result: Search, units: str) -> tuple[Column, ...]:
         Column("tokens_per_second_per_gpu", "tokens/s\nper GPU", digits, rank=2),
         ranked(1, share_column("mfu_ratio", "MFU\n ")),
     )
+
+
+def _split(counts: Sequence[int]) -> str:
+    """Layers of each slice as ``--layers-per-stage`` takes them: ``0,1x12,0``."""
+    runs = [(count, sum(1 for _ in same)) for count, same in groupby(counts)]
+    return ",".join(f"{count}x{times}" if times > 1 else str(count) for count, times in runs)

@@ -53,7 +53,7 @@ Size = Annotated[int, Bounds(1, 2**32)]
 Count = Annotated[int, Bounds(0, 2**32)]
 """A size that may be absent (0)."""
 
-MAX_LAYERS = 4096
+MAX_LAYERS = 1024
 """Layers of a model, far more than any has (the deepest trained have 1000)."""
 
 MAX_SLICES = 256

@@ -138,6 +138,11 @@ def check_training(
     """Raise ``SpecError`` where how a model is trained contradicts it or its layout."""
     _check_loss(model, training)
     _check_objective(model, layout, training)
+    if training.tower == "frozen" and not model.tower:
+        raise SpecError(
+            f"tower is frozen, and {model.name} has no vision tower",
+            "drop --tower, or give a model with images",
+        )
     check_sharding(layout, training, replicas_known=replicas_known)
 
 

@@ -46,7 +46,7 @@ _LISTS: Mapping[str, tuple[Any, ...]] = {
 """What each list of a profile may hold."""
 
 _ONLY: Mapping[Layers, tuple[str, ...]] = {
-    "megatron": ("fp8", "multi_token_prediction", "transformer_engine"),
+    "megatron": ("multi_token_prediction", "transformer_engine"),
     "pytorch": ("autocast", "hub_models"),
 }
 """Traits that the builders of one family alone know."""

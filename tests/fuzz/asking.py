@@ -19,7 +19,7 @@ SECONDS = 10.0
 """Of a processor, not of a clock: a busy machine makes no finding."""
 BYTES = 500_000_000
 SIGNED = {"difference_bytes", "margin_bytes", "saved_ratio", "error_ratio", "difference_ratio",
-          "freed_bytes", "left_bytes"}  # fmt: skip
+          "freed_bytes", "left_bytes", "slowdown_ratio", "gain_ratio"}  # fmt: skip
 """Keys of JSON that may be below 0."""
 BROKEN = {"continuous_bytes"}
 """Keys of bytes that need not be whole."""

@@ -31,7 +31,7 @@ POLICIES = ("none", "selective", "full", "ffn", "norm", "sqrt", "op", "uniform:2
             "every:2", "ffn+norm", "full,none")  # fmt: skip
 FLAGS: dict[str, tuple[Any, ...]] = {
     "--seq": (1, 128, 2048, 1000), "--micro-batch": (1, 2, 7), "--global-batch": (1, 64, 2**32),
-    "--layers": (1, 2, 4, 12, 4096, 10**6), "--tp": (1, 2, 8, 3), "--pp": (1, 2, 4, 300),
+    "--layers": (1, 2, 4, 12, 1024, 10**6), "--tp": (1, 2, 8, 3), "--pp": (1, 2, 4, 300),
     "--vpp": (1, 2, 3), "--cp": (1, 2), "--ep": (1, 2, 8), "--dp": (1, 2, 64), "--zero": (0, 1, 3),
     "--schedule": ("1f1b", "gpipe", "zb-h1", "zb-v", "dualpipe-v"), "--sp": (None,),
     "--precision": ("bf16", "fp32", "amp-bf16", "fp8"), "--attention": ("eager", "flash"),

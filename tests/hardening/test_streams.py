@@ -173,7 +173,7 @@ def test_a_full_disk_leaves_the_old_file(monkeypatch, tmp_path):
 def test_an_interrupt_prints_no_traceback(after, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", "from actcalc.cli import entry; entry()", "compare", "gpt3-175b",
-         "--device", "h100-80gb", "--layers", "2000"],
+         "--device", "h100-80gb", "--layers", "1000"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip

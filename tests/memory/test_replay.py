@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from actcalc.answers.memory import memory_run
@@ -71,6 +71,7 @@ def test_free_segments_go_back_before_the_device_is_full() -> None:
     assert pool.reserved == 48 * MIB
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(st.integers(1, 64 * MIB), st.integers(0, 1)), min_size=1, max_size=60),
     st.randoms(use_true_random=False),

@@ -67,7 +67,7 @@ def test_a_measured_step_is_not_advised(cli):
 
 
 def test_plan_says_how_many_gpus_a_change_takes(cli):
-    found = cli("plan", "llama-3-8b", "--memory", "30GB", "--json").json
+    found = cli("plan", "llama-3-8b", "--memory", "30GB", "--time-limit", 600, "--json").json
     gpus = {one["change"]: one["gpus"] for one in found["changes"]}
     assert gpus["--dp 8 --zero 3"] == 8
     assert gpus["--lora-rank 16"] == 1

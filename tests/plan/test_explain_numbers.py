@@ -23,6 +23,7 @@ from actcalc.answers.compare import compare_run
 from actcalc.answers.explain.flops import gap
 from actcalc.answers.explain.pipelines import _pipeline
 from actcalc.answers.explain.terms import TERMS, Explanation, explain_term
+from actcalc.answers.explain.tuning import _plain
 from actcalc.answers.memory import memory_run
 from actcalc.answers.plan import plan_run
 from actcalc.cost.flops import (
@@ -461,11 +462,36 @@ def microbatch_figures(run: Run) -> set[float]:
     return found
 
 
+def freeze_figures(run: Run) -> set[float]:
+    plain, found = _plain(run), set[float]()
+    for freeze in (0, run.training.freeze or plain.model.depth // 2):
+        one = replace(plain, training=plain.training.model_copy(update={"freeze": freeze}))
+        stage = memory_run(one).stages[0]
+        trained = StageMemory.of(one).parameters(0).trained
+        found |= {stage.peak_bytes, trained}
+        found |= {stage.activations_bytes, stage.gradients_full_bytes, stage.optimizer_bytes}
+    return found
+
+
+def objective_figures(run: Run) -> set[float]:
+    """Next tokens and pairs; tiles of log-probabilities are TRL's own sizes."""
+    plain, found = _plain(run), {4096.0, 32768.0}
+    for update in (
+        {"objective": "sft", "reference": "auto", "generation_share": 0.0, "loss": "tiled"},
+        {"objective": "dpo"},
+    ):
+        one = replace(plain, training=plain.training.model_copy(update=update))
+        stage = memory_run(one).stages[0]
+        found |= {stage.peak_bytes, *(buffer.bytes for buffer in stage.buffers)}
+    return found
+
+
 OTHERS: dict[str, Callable[[Run], set[float]]] = {
     "18": state_figures, "8psi": gap_figures, "96": hardware_figures, "c*": optimum_figures,
     "ends": ends_figures, "ep": expert_figures, "flash": flash_figures, "greedy": plan_figures,
     "lora": lora_figures, "norm": norm_figures, "offload": offload_figures, "peak": policy_figures,
     "plan": plan_figures, "recursive": nested_figures, "s=4h": crossing_figures,
+    "freeze": freeze_figures, "objective": objective_figures,
     "zero": zero_figures, "sent": sent_figures, "microbatch": microbatch_figures,
     "zero-bubble": stash_figures, "dualpipe": stash_figures,
 }  # fmt: skip

@@ -91,3 +91,16 @@ def test_megatron_has_no_tower():
     config = BY_NAME["llava"]["config"]
     with pytest.raises(SpecError, match="does not model a vision tower"):
         graph_of(config, "megatron", seq=128, image_tokens=16)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--tower", "frozen"), "has no vision tower"),
+        (("--image-tokens", 16), "need a vision tower"),
+    ],
+)
+def test_a_model_without_a_tower_is_told_so(cli, words, message):
+    done = cli("memory", "llama-3-8b", *words)
+    assert done.code == 2
+    assert message in done.err

@@ -91,7 +91,9 @@ def read(data: Mapping[str, Any], where: Document) -> Part:
     if any("float8" in word for word in s.words("model.converters")) or s.flag(
         "float8.enable_float8_linear"
     ):
-        notes.append("float8 products are not modelled with torchtitan's layers: bf16 is counted.")
+        given["workload.precision"] = "fp8"
+        if s.text("float8.recipe_name", default="tensorwise") == "rowwise":
+            notes.append("float8.recipe_name rowwise: one scale per tensor is counted.")
     s.section("float8")
     notes += s.notes(IDLE, LEFT_OUT)
     return Part(kind="torchtitan", name=where.name, given=given, usual=usual, notes=tuple(notes))

@@ -1,15 +1,20 @@
-"""Layers whose matrix products run in fp8: what they keep is the fp8 copy of their input.
+"""Layers whose matrix products run in fp8: what they keep, and what they cast.
 
 Transformer Engine casts the input of a product and saves the cast tensor alone, one byte per
 element (module/linear.py, layernorm_linear.py, grouped_linear.py ``save_for_backward``; on Hopper
 the transposed copy, elsewhere the plain one). A tensor that another op saves too stays as it was
 beside it. Embedding, router and output head are not run in fp8.
+
+torchao's ``Float8Linear`` (float8/float8_linear.py ``matmul_with_hp_or_float8_args``) keeps its
+input as it is and casts it again in backward. Its tensor-parallel styles with one scale per tensor
+(float8_tensor_parallel.py) cast before: what is gathered, and kept, is then in fp8.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from actcalc.layers.core.algebra import Expr
 from actcalc.layers.core.graph import DType, Graph, Op, Tensor
 
 
@@ -19,7 +24,7 @@ def quantised(graph: Graph) -> Graph:
     made: set[str] = set()
     ops: list[Op] = []
     for op in graph.ops:
-        if op.kind != "linear" or not op.weights or op.group == "head":
+        if not _in_fp8(op):
             ops.append(op)
             continue
         saves, outputs = [], list(op.outputs)
@@ -36,3 +41,48 @@ def quantised(graph: Graph) -> Graph:
                 outputs.append(copy)
         ops.append(replace(op, outputs=tuple(outputs), saves=tuple(saves)))
     return replace(graph, tensors=tensors, ops=tuple(ops))
+
+
+def cast_each_time(graph: Graph) -> Graph:
+    """The graph with its linear layers torchao's: they keep their inputs, and cast either way.
+
+    Forward has input and weight in fp8 beside them, backward the output's gradient and the input,
+    each in two layouts.
+    """
+    sizes = {name: tensor.elements for name, tensor in graph.tensors.items()}
+    ops = []
+    for op in graph.ops:
+        if not _in_fp8(op):
+            ops.append(op)
+            continue
+        taken, made = sizes[op.inputs[0]], sizes[op.outputs[0]]
+        weight = sum((w.parameters for w in op.weights[:1]), Expr.of(0))
+        ops.append(
+            replace(
+                op,
+                forward_scratch=op.forward_scratch + taken + weight,
+                backward_scratch=op.backward_scratch + (taken + made) * 2,
+            )
+        )
+    return replace(graph, ops=tuple(ops))
+
+
+def cast_before(graph: Graph) -> Graph:
+    """The graph under torchao's tensor parallelism: inputs are gathered and kept in fp8."""
+    tensors = dict(graph.tensors)
+    read = {name for op in graph.ops if _in_fp8(op) for name in op.inputs}
+    ops = []
+    for op in graph.ops:
+        (out,) = op.outputs[:1]
+        if op.kind != "gather" or out not in read:
+            ops.append(op)
+            continue
+        narrow = tensors[out].dtype.itemsize
+        tensors[out] = replace(tensors[out], dtype=DType.FP8)
+        comm = tuple(replace(one, bytes=one.bytes / narrow) for one in op.comm)
+        ops.append(replace(op, comm=comm))
+    return quantised(replace(graph, tensors=tensors, ops=tuple(ops)))
+
+
+def _in_fp8(op: Op) -> bool:
+    return op.kind == "linear" and bool(op.weights) and op.group != "head"
