@@ -100,3 +100,35 @@ def suggestion(word: str, known: Sequence[str], *, shortest: int = 2, likeness: 
 
 class MissingExtraError(SpecError):
     """A command needs an optional dependency that is not installed."""
+
+
+def install(extra: str) -> str:
+    """The command that adds an extra to this installation, as it was made.
+
+    From a folder or a repository it is named again, since an index need not have this version; by
+    pipx, uv or pip, whichever made the environment.
+    """
+    import json
+    import sys
+    from importlib import metadata, util
+    from urllib.parse import unquote, urlparse
+
+    try:
+        text = metadata.distribution("actcalc").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        text = None
+    origin = json.loads(text or "{}")
+    url, editable = str(origin.get("url", "")), origin.get("dir_info", {}).get("editable", False)
+    package = f"actcalc[{extra}]"
+    if url.startswith("file:"):
+        package = f"{unquote(urlparse(url).path)}[{extra}]"
+    elif url:
+        version_control = origin.get("vcs_info", {}).get("vcs")
+        package += f" @ {version_control}+{url}" if version_control else f" @ {url}"
+    prefix = sys.prefix.replace("\\", "/")
+    if "/pipx/" in prefix:
+        return f"pipx install --force {'--editable ' if editable else ''}'{package}'"
+    if "/uv/tools/" in prefix:
+        return f"uv tool install --force {'--editable ' if editable else ''}'{package}'"
+    program = "pip" if util.find_spec("pip") is not None else "uv pip"
+    return f"{program} install {'-e ' if editable else ''}'{package}'"

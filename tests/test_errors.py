@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 CASES = {
@@ -151,3 +153,86 @@ def test_a_beginning_is_completed(cli):
 )
 def test_an_option_without_effect_is_refused(args, cli):
     check_refusal(cli(*args), [args[0], f" does not depend on {args[2]}"])
+
+
+HERE = {"url": "file:///a%20b/actcalc", "dir_info": {"editable": True}}
+GIT = {"url": "https://host/actcalc", "vcs_info": {"vcs": "git", "commit_id": "1"}}
+
+
+@pytest.mark.parametrize(
+    ("origin", "prefix", "command"),
+    [
+        (None, "/venv", "pip install 'actcalc[torch]'"),
+        (HERE, "/venv", "pip install -e '/a b/actcalc[torch]'"),
+        (GIT, "/venv", "pip install 'actcalc[torch] @ git+https://host/actcalc'"),
+        (None, "/home/u/.local/pipx/venvs/actcalc", "pipx install --force 'actcalc[torch]'"),
+        (
+            HERE,
+            "/home/u/.local/share/uv/tools/actcalc",
+            "uv tool install --force --editable '/a b/actcalc[torch]'",
+        ),
+    ],
+)
+def test_an_extra_is_added_as_the_rest_was_installed(monkeypatch, origin, prefix, command):
+    from actcalc.errors import install
+
+    class Found:
+        @staticmethod
+        def read_text(name):
+            assert name == "direct_url.json"
+            return None if origin is None else json.dumps(origin)
+
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: Found)
+    monkeypatch.setattr("sys.prefix", prefix)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    assert install("torch") == command
+
+
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (("memory", "mistral-7b-v0.3"), "did you mean mistral-7b-v0."),
+        (("gpt2", "--policy", "fulll"), "did you mean full?"),
+        (("gpt2", "--polcy", "full"), "did you mean --policy?"),
+        (("falcon-7b", "--tp", 71), "use --framework paper for an estimate, or drop --tp"),
+        (("falcon-7b", "--tp", 71, "--framework", "transformers"), "drop --tp"),
+        (("gpt2", "--device", "t5"), "`actcalc presets list devices`"),
+    ],
+)
+def test_a_hint_leads_on(cli, args, hint):
+    outcome = cli(*args)
+    assert outcome.code == 2
+    assert outcome.err.splitlines()[-1].startswith(f"hint: {hint}")
+
+
+@pytest.mark.parametrize(
+    "text", ["device: {name: t4}", "framework: [megatron]", "policies: 3", "layout: 3"]
+)
+def test_a_run_file_of_another_shape_is_one_error(cli, tmp_path, text):
+    path = tmp_path / "run.yaml"
+    path.write_text(f"model: gpt2\n{text}\n")
+    outcome = cli("memory", path)
+    assert outcome.code == 2
+    assert outcome.err.startswith(f"error: {path}: {text.partition(':')[0]} is ")
+    assert len(outcome.err.splitlines()) == 2
+
+
+def test_counts_are_written_alike_everywhere(cli, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("model: llama-3-8b\nworkload: {seq: 4k}\n")
+    file = cli(path, "--json").json
+    flag = cli("llama-3-8b", "--seq", "4k", "--json").json
+    field = cli("llama-3-8b", "--set", "seq=4k", "--json").json
+    assert file["workload"] == flag["workload"] == field["workload"]
+    assert file["workload"]["seq"] == 4096
+    one, two = (
+        cli("plan", "gpt2", "--memory", size, "--json").json["memory_bytes"]
+        for size in ("24G", "24GB")
+    )
+    assert one == two == 24 * 10**9
+
+
+def test_attention_that_nobody_names_is_the_one_a_config_gets(cli, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("model: {layers: 2, hidden: 512, heads: 8, vocab: 1000}\n")
+    assert cli(path, "--json").json["workload"]["attention"] == "sdpa"

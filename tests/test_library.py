@@ -140,7 +140,7 @@ def test_a_data_frame_says_what_it_needs(monkeypatch):
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(MissingExtraError, match="polars") as caught:
         explain("units").to_polars()
-    assert "actcalc[polars]" in caught.value.hint
+    assert "[polars]'" in caught.value.hint
 
 
 # --- keyword arguments ----------------------------------------------------------------------------

@@ -372,7 +372,7 @@ def test_an_output_format_is_a_row(house, tmp_path):
         "actcalc/render/formats.py",
         '    Format(name="html"',
         '    Format(name="titles", endings=(".titles",), drawn=False, write=_titles,\n'
-        "           for_people=True, escape=ascii_text),\n",
+        "           brief=True, escape=ascii_text),\n",
     )
     path = tmp_path / "answer.titles"
     house.run("gpt2", "-o", path)

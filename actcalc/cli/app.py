@@ -15,7 +15,7 @@ from actcalc import __version__
 from actcalc.cli.choices import SHELLS, examples, option
 from actcalc.cli.convert import plain, use_plain_conversion
 from actcalc.cli.words import plainly
-from actcalc.errors import SpecError, file_error, shorten
+from actcalc.errors import SpecError, file_error, shorten, suggestion
 from actcalc.io import presets
 
 COMMANDS = {
@@ -240,10 +240,13 @@ def _usage(error: Exception) -> SpecError:
     format_message = getattr(error, "format_message", None)
     text = (format_message() if format_message else str(error)).strip().rstrip(".")
     message, _, extra = text.partition(" Did you mean ")
+    message = message.partition(" (Possible options: ")[0]
     possibilities = getattr(error, "possibilities", None) or ()
     hint = f"did you mean {extra.rstrip('?')}?" if extra else ""
     if possibilities and not hint:
-        hint = "did you mean " + ", ".join(sorted(possibilities)) + "?"
+        wanted = str(getattr(error, "option_name", ""))
+        close = suggestion(wanted, list(possibilities), likeness=0.0)
+        hint = close or "did you mean " + ", ".join(sorted(possibilities)) + "?"
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "actcalc"
     hint = _elsewhere(message, context) or hint

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
 
@@ -61,6 +62,7 @@ def help_of(bundle: type[Any]) -> dict[str, str]:
     }
 
 
+@cache
 def annotated(bundle: type[Any]) -> dict[str, Any]:
     """The evaluated annotations of a bundle's fields, inherited ones among them."""
     found: dict[str, Any] = {}

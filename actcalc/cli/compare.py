@@ -158,9 +158,6 @@ def _compare_models(
 
 
 def _code(results: list[Comparison]) -> int:
-    """1 where there were policies to choose from and the device holds none of them.
-
-    One policy alone is shown, not chosen: whether it fits is what ``memory`` and ``mfu`` answer.
-    """
-    fits = [p.fits for result in results if len(result.policies) > 1 for p in result.policies]
+    """1 where the device holds none of the policies; without a device nothing is judged."""
+    fits = [policy.fits for result in results for policy in result.policies]
     return 1 if False in fits and True not in fits else 0

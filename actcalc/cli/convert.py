@@ -8,24 +8,15 @@ replace, and leaves everything else as it is.
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import Any
 
 import typer
 
-_TIMES = {"": 1, "k": 2**10, "m": 2**20}
+from actcalc.specs.numbers import whole
 
 
-def whole(text: Any) -> int:
-    """A whole number; ``8k`` is 8192 and ``1M`` 1048576, as sequences and batches are named."""
-    if isinstance(text, int):
-        return text
-    word = str(text).strip()
-    times = _TIMES[word[-1:].lower() if word[-1:].lower() in _TIMES else ""]
-    value = Fraction(word[:-1]) * times if times > 1 else Fraction(int(word, 10))
-    if value.denominator != 1:
-        raise ValueError(word)
-    return int(value)
+def _count(text: Any) -> int:
+    return text if isinstance(text, int) else whole(str(text))
 
 
 def _word(text: Any) -> str:
@@ -37,7 +28,7 @@ def _words(values: Any) -> list[str]:
 
 
 _KINDS: dict[Any, tuple[Any, str]] = {
-    int: (whole, "a whole number"),
+    int: (_count, "a whole number"),
     float: (float, "a number"),
     str: (_word, "a word"),
     bool: (bool, "a switch"),

@@ -73,7 +73,7 @@ class OutputOptions:
     ] = "GB"
 
     def __post_init__(self) -> None:
-        check_units(self.units)
+        check_units(self.units, of_run=True)
 
 
 def chosen_format(output: OutputOptions) -> str:
@@ -137,7 +137,7 @@ def emit(
     form = FORMATS[name]
 
     def wanted() -> list[Sheet]:
-        return brief(sheets()) if form.for_people and not output.verbose else sheets()
+        return brief(sheets()) if form.brief and not output.verbose else sheets()
 
     parts = Parts(wanted, document, _wanted(name, output.plot, charts or {}))
     if output.output is not None:

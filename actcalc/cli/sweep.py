@@ -11,7 +11,6 @@ import typer
 
 from actcalc.cli.bundles import annotated
 from actcalc.cli.choices import examples, option
-from actcalc.cli.convert import whole
 from actcalc.cli.options import (
     MemoryOptions,
     ModelArguments,
@@ -25,6 +24,7 @@ from actcalc.cli.progress import bar
 from actcalc.cli.values import count_of, replicas
 from actcalc.errors import SpecError, suggestion
 from actcalc.io.runs import settable
+from actcalc.specs.numbers import whole
 
 if TYPE_CHECKING:
     from actcalc.answers.sweep import Sweep

@@ -97,6 +97,7 @@ class Roofline:
         self.training: Training = staged.run.training
         self._ops: dict[Graph, tuple[OpTime, ...]] = {}
         self._layers: dict[tuple[Graph, Policy], LayerTime] = {}
+        self._spent: dict[Graph, dict[str, Spent]] = {}
         self._kernels = Kernels(staged, rates)
         self._host = Host(staged, rates)
 
@@ -146,11 +147,13 @@ class Roofline:
         )
 
     def spent(self, graph: Graph) -> dict[str, Spent]:
-        """Seconds of the host for each op of ``graph``, by name."""
-        return {
-            op.name: self._host.spent(graph, op, time)
-            for op, time in zip(graph.ops, self.ops(graph), strict=True)
-        }
+        """Seconds of the host for each op of ``graph``, by name (cached)."""
+        if graph not in self._spent:
+            self._spent[graph] = {
+                op.name: self._host.spent(graph, op, time)
+                for op, time in zip(graph.ops, self.ops(graph), strict=True)
+            }
+        return self._spent[graph]
 
     def regathered(self, graph: Graph, policy: Policy) -> float:
         """Gathering an input that was kept in parts (Megatron's distribute_saved_activations)."""

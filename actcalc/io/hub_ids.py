@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actcalc.errors import MissingExtraError, SpecError, say, suggestion
+from actcalc.errors import MissingExtraError, SpecError, install, say, suggestion
 from actcalc.io import presets
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def fetched_config(text: str) -> Path:
         raise MissingExtraError(
             f"{text} is no file, no preset and not in the local cache; fetching its config.json "
             "needs the extra hub",
-            "pip install 'actcalc[hub]', or give its config.json"
+            f"{install('hub')}, or give its config.json"
             + (f"; {close}" if (close := suggestion(text.split("/")[-1], _models())) else ""),
         ) from error
     logging.get_logger().setLevel(

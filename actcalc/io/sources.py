@@ -98,10 +98,10 @@ def named(text: str) -> Source | None:
     beside = _neighbours(path) if "/" in text else ()
     if hub_ids.is_id(text) and path.suffix.lower() not in _ENDINGS and not beside:
         return hub_source(text)
-    if "/" in text or path.suffix:
-        close = presets.suggestion(path.name, beside)
-        raise SpecError(f"{text}: no such file", close or "check the path")
     hint = presets.suggestion(text, (*presets.names("models"), *presets.names("runs")))
+    if "/" in text or path.suffix.lower() in _ENDINGS:
+        close = presets.suggestion(path.name, beside)
+        raise SpecError(f"{text}: no such file", close or hint or "check the path")
     raise SpecError(
         f"unknown model {shorten(text)}: not a preset, and no such file",
         hint or "`actcalc presets list` lists the presets",

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from actcalc.errors import MissingExtraError, SpecError
+from actcalc.errors import MissingExtraError, SpecError, install
 
 DEVICE = "cuda:0"
 """The device of every traced tensor. The index is explicit: ``cuda`` alone asks a driver."""
@@ -73,7 +73,8 @@ def imported(name: str, need: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name == name:
             raise MissingExtraError(
-                f"{need}, which is not installed", hint="pip install 'actcalc[torch]'"
+                f"{need}, which is not installed",
+                hint=f"{install('torch')} (a torch for CPUs is enough)",
             ) from error
         raise _broken(name, error) from error
     except (ImportError, OSError, RuntimeError, AttributeError) as error:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, suggestion
 from actcalc.layers.core.graph import Graph, Op
 from actcalc.specs.recompute import ALIASES, COUNTED, MODULES, WHOLE
 
@@ -158,7 +158,10 @@ def parse_policy(text: str, *, full_boundary: Boundary = "own") -> Policy:
                     f"policy {name!r}: {word!r} already decides for the whole layer",
                     "combine only modules: " + ", ".join([*ALIASES, *MODULES]),
                 )
-            raise SpecError(f"unknown policy {name!r}", "policies: " + ", ".join(NAMES))
+            raise SpecError(
+                f"unknown policy {name!r}",
+                suggestion(word, NAMES) or "policies: " + ", ".join(NAMES),
+            )
         if module in modules:
             raise SpecError(f"policy {name!r} names {module} twice", "name each module once")
         modules.append(module)

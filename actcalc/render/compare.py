@@ -397,17 +397,63 @@ def side_by_side(results: Sequence[Comparison], units: str) -> list[Sheet]:
         for r in results
         for note in (*(f"{p.policy} {p.note}" for p in r.policies if p.note), *r.notes)
     )
+    timed = all(result.device for result in results)
+    answer, fits = _fastest_profiles(results) if timed else (_of_profiles(results, units), None)
     return [
         Sheet(
-            answer=_of_profiles(results, units),
+            answer=answer,
+            fits=fits,
             title=f"{first.title}: activations kept for backward, per GPU, by profile",
             columns=tuple(columns),
             rows=tuple(rows),
             above=above,
             below=(*formulas, "peak: all layers stored, and the transient of one re-run."),
             notes=tuple(notes),
-        )
+        ),
+        *([_profile_times(results, names, units)] if timed else []),
     ]
+
+
+def _fastest_profiles(results: Sequence[Comparison]) -> tuple[str, bool]:
+    """The fastest policy that fits under each profile, and whether there is one at all."""
+    told = []
+    for result in results:
+        fitting = [p for p in result.policies if p.fits and p.step_seconds is not None]
+        best = min(fitting, key=lambda p: p.step_seconds or 0.0, default=None)
+        what = f"{best.policy}, {digits(best.step_seconds or 0.0)} s a step" if best else "none"
+        told.append(f"{result.framework} {what}")
+    fits = any(p.fits for result in results for p in result.policies)
+    if not fits:
+        return "Does not fit: no policy does, under any of these profiles.", False
+    return f"Fastest that fits: {'; '.join(told)}.", True
+
+
+def _profile_times(results: Sequence[Comparison], names: Sequence[str], units: str) -> Sheet:
+    """A step of each policy under each profile, what the GPU needs, and whether it fits."""
+    units = "GB" if units == SBH_T else units
+    needs = [p.device_bytes or 0 for result in results for p in result.policies]
+    columns = [Column("policy", "policy", align="left")]
+    for result in results:
+        key = result.framework
+        columns += [
+            Column(f"{key}_step_seconds", f"{key}\nstep s", digits),
+            ranked(1, bytes_column(f"{key}_device_bytes", "\nGPU", needs, units)),
+            replace(fits_column(f"{key}_fits"), title="\nfits"),
+        ]
+    found = [{p.policy: p for p in result.policies} for result in results]
+    rows = []
+    for name in names:
+        values: list[Any] = [name]
+        for policies in found:
+            one = policies.get(name)
+            values += [one.step_seconds, one.device_bytes, one.fits] if one else [None] * 3
+        rows.append(Row(tuple(values)))
+    device = results[0].device or {}
+    return Sheet(
+        title=f"time on {device.get('name')}, predicted by a roofline per op",
+        columns=tuple(columns),
+        rows=tuple(rows),
+    )
 
 
 def _of_profiles(results: Sequence[Comparison], units: str) -> str:

@@ -43,8 +43,8 @@ class Format(Row):
     """Whether it holds one chart, and nothing else."""
     write: Callable[[Parts], str | bytes]
     """The whole answer as text, or as bytes where the format is no text."""
-    for_people: bool
-    """Whether it leaves out details (-v has them); what machines read is always whole."""
+    brief: bool
+    """Whether it leaves out details (-v has them); pages and what machines read are whole."""
     escape: Callable[[str], str]
     """Its text in ASCII, for a stream that is not UTF-8."""
 
@@ -134,23 +134,23 @@ def _xml_escapes(text: str) -> str:
 
 _ROWS = (
     Format(name="table", endings=(".txt",), drawn=False, write=_table,
-           for_people=True, escape=ascii_text),
+           brief=True, escape=ascii_text),
     Format(name="json", endings=(".json",), drawn=False, write=_json,
-           for_people=False, escape=_json_escapes),
+           brief=False, escape=_json_escapes),
     Format(name="csv", endings=(".csv",), drawn=False, write=_csv,
-           for_people=False, escape=ascii_text),
+           brief=False, escape=ascii_text),
     Format(name="markdown", endings=(".md", ".markdown"), drawn=False, write=_markdown,
-           for_people=True, escape=ascii_text),
+           brief=True, escape=ascii_text),
     Format(name="parquet", endings=(".parquet",), drawn=False, write=_parquet,
-           for_people=False, escape=ascii_text),
+           brief=False, escape=ascii_text),
     Format(name="svg", endings=(".svg",), drawn=True, write=_svg,
-           for_people=True, escape=_xml_escapes),
+           brief=True, escape=_xml_escapes),
     Format(name="png", endings=(".png",), drawn=True, write=_png,
-           for_people=True, escape=ascii_text),
+           brief=True, escape=ascii_text),
     Format(name="vl.json", endings=(".vl.json",), drawn=True, write=_vega_lite,
-           for_people=False, escape=_json_escapes),
+           brief=False, escape=_json_escapes),
     Format(name="html", endings=(".html", ".htm"), drawn=False, write=_html,
-           for_people=True, escape=_xml_escapes),
+           brief=False, escape=_xml_escapes),
 )  # fmt: skip
 
 FORMATS: Mapping[str, Format] = {row.name: row for row in _ROWS}

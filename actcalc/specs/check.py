@@ -68,7 +68,7 @@ def check_profile(profile: Framework, layout: Layout, workload: Workload) -> Non
         degrees = ", ".join(f"{name} {getattr(layout, name)}" for name in split)
         raise SpecError(
             f"the {profile.name} profile knows one GPU and data parallelism, not {degrees}",
-            f"use --framework megatron, or drop --{split[0]}",
+            f"drop --{split[0]}, or use --framework megatron",
         )
     if profile.layers == "pytorch":
         _check_modules(profile, layout)

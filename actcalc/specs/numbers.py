@@ -1,6 +1,23 @@
-"""Numbers for people: how many digits they have, and how a share is written."""
+"""Numbers of people: as they write them, and as they read them."""
 
 from __future__ import annotations
+
+_TIMES = {"k": 2**10, "m": 2**20}
+
+
+def whole(text: str) -> int:
+    """A whole number as it is written; ``8k`` is 8192 and ``1M`` 1048576, as sequences are named.
+
+    Raises ``ValueError`` for anything else.
+    """
+    word = text.strip()
+    times = _TIMES.get(word[-1:].lower())
+    if times is None:
+        return int(word, 10)
+    value = float(word[:-1]) * times
+    if not 0 <= value < 2**53 or value != int(value):
+        raise ValueError(text)
+    return int(value)
 
 
 def digits(value: float) -> str:

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any, ClassVar, Protocol
 
 from actcalc import __version__
-from actcalc.errors import MissingExtraError, SpecError
+from actcalc.errors import MissingExtraError, SpecError, install
 
 
 class Shown(Protocol):
@@ -105,9 +105,7 @@ def _extra(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError:
-        raise MissingExtraError(
-            f"{name} is not installed", f"pip install 'actcalc[{name}]'"
-        ) from None
+        raise MissingExtraError(f"{name} is not installed", install(name)) from None
 
 
 def joined(results: Sequence[Result], key: str) -> dict[str, Any]:

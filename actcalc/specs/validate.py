@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from actcalc.errors import SpecError, shorten, suggestion
 from actcalc.specs.base import Spec
+from actcalc.specs.numbers import whole
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -27,9 +28,31 @@ def build(kind: type[S], fields: Mapping[str, Any], what: str, *, vetted: bool =
     from pydantic import ValidationError
 
     try:
-        return kind.model_validate(fields)
+        return kind.model_validate(_counted(kind, fields))
     except ValidationError as error:
         raise _explain(kind, error, what) from None
+
+
+_COUNTS = ("Size", "Count", "Degree", "Layers")
+
+
+def _counted(kind: type[Spec], given: Mapping[str, Any]) -> dict[str, Any]:
+    """``given`` with counts as people write them (``seq: 8k``) as numbers."""
+    kinds = {field.name: str(field.type) for field in fields(kind)}  # type: ignore[arg-type]
+
+    def read(key: str, value: Any) -> Any:
+        if (
+            not isinstance(value, str)
+            or value[-1:] not in "kKmM"
+            or not kinds.get(key, "").startswith(_COUNTS)
+        ):
+            return value
+        try:
+            return whole(value)
+        except ValueError:
+            return value
+
+    return {key: read(key, value) for key, value in given.items()}
 
 
 def _check_names(kind: type[Spec], given: Mapping[str, Any], what: str) -> None:

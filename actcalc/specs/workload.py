@@ -29,7 +29,7 @@ class Workload(Spec):
     """Sequences in one optimizer step over all ranks."""
     precision: Precision = "bf16"
     """Element type of activations; amp-* is autocast over fp32 weights."""
-    attention: Attention = "eager"
+    attention: Attention = "sdpa"
     """eager materialises the s x s scores; flash never does; sdpa lets PyTorch choose."""
     dropout: bool = True
     """Use the model's dropout rates; false sets all of them to 0."""

@@ -148,13 +148,13 @@ def test_problems_are_planned_as_well_as_time_allows(problem, model, tmp_path):
 
 def test_a_bound_in_time_is_none_that_a_longer_search_contradicts(tmp_path, cli):
     """What is proven when the time is over stays below the true optimum."""
-    (tmp_path / "problem.json").write_text(json.dumps(powers(14, "stored", 3)))
+    (tmp_path / "problem.json").write_text(json.dumps(powers(8, "stored", 2)))
     exact = json.loads(cli("plan", tmp_path / "problem.json", "--json").out)
     assert exact["optimal"]
 
     from actcalc.solve import parse_problem, solve
 
-    hurried = solve(parse_problem(powers(14, "stored", 3)), seconds=0.0)
+    hurried = solve(parse_problem(powers(8, "stored", 2)), seconds=0.0)
     assert hurried.feasible
     assert hurried.lower_bound is not None
     assert hurried.cost is not None

@@ -433,4 +433,4 @@ def test_missing_extra_says_how_to_install(monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(SpecError, match="not installed") as caught:
         measure_transformers({"model_type": "llama"})
-    assert caught.value.hint == "pip install 'actcalc[torch]'"
+    assert caught.value.hint.endswith("[torch]' (a torch for CPUs is enough)")

@@ -221,19 +221,24 @@ def _eager_megatron(g: GraphBuilder, ctx: Context, x: CoreInput, limits: Softmax
 
 def _eager_megatron_local(g: GraphBuilder, ctx: Context, x: CoreInput) -> str:
     """Megatron-Core ``DotProductAttention``: the fused softmax up to 4096 keys, else PyTorch's."""
+    _check_local(ctx, x, "--framework megatron --attention flash")
+    if x.other is None and x.keys != ctx.s_keys:
+        g.note("eager attention keeps all s x s scores also in layers with a window")
+    return _eager_megatron(g, ctx, x, SoftmaxLimits(4096, 4, "batches"))
+
+
+def _check_local(ctx: Context, x: CoreInput, instead: str) -> None:
+    """Refuse what Megatron's local attention does not know."""
     if ctx.layout.cp > 1:
         raise SpecError(
             f"Megatron's local attention has no context parallelism (cp {ctx.layout.cp})",
-            "use --framework megatron --attention flash, or --cp 1",
+            f"use {instead}, or --cp 1",
         )
     if x.bias:
         raise SpecError(
             "Megatron's local attention takes no bias of relative positions",
             "use --framework megatron",
         )
-    if x.other is None and x.keys != ctx.s_keys:
-        g.note("eager attention keeps all s x s scores also in layers with a window")
-    return _eager_megatron(g, ctx, x, SoftmaxLimits(4096, 4, "batches"))
 
 
 def _eager_te(g: GraphBuilder, ctx: Context, x: CoreInput) -> str:
@@ -267,11 +272,7 @@ def _flash_rng(g: GraphBuilder, ctx: Context, x: CoreInput) -> str:
 
 def _flash_local(g: GraphBuilder, ctx: Context, x: CoreInput) -> str:
     """PyTorch's flash op in place of Megatron's local attention, as measured."""
-    if ctx.layout.cp > 1:
-        raise SpecError(
-            f"Megatron's local attention has no context parallelism (cp {ctx.layout.cp})",
-            "use --framework megatron, or --cp 1",
-        )
+    _check_local(ctx, x, "--framework megatron")
     return _flash_rng(g, ctx, x)
 
 

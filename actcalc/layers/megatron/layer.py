@@ -41,7 +41,18 @@ def refuse_architecture(ctx: Context) -> None:
         return
     for wrong, what in _not_in_megatron(model):
         if wrong:
-            raise SpecError(f"Megatron-Core has no {what} ({model.name})", _ELSEWHERE)
+            raise SpecError(f"Megatron-Core has no {what} ({model.name})", _elsewhere(ctx))
+
+
+def _elsewhere(ctx: Context) -> str:
+    """What runs the architecture: under model parallelism transformers does not."""
+    split = [name for name in ("tp", "pp", "cp", "ep") if getattr(ctx.layout, name) > 1]
+    if not split:
+        return _ELSEWHERE
+    flags = ", ".join(f"--{name}" for name in split)
+    return (
+        f"use --framework paper for an estimate, or drop {flags} and use --framework transformers"
+    )
 
 
 def _refuse_encoder_decoder(ctx: Context) -> None:

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from actcalc.errors import MissingExtraError
+from actcalc.errors import MissingExtraError, install
 from actcalc.render.charts.chart import WIDE, Chart
 
 _VERSION = "6.4"
@@ -24,7 +24,7 @@ def converter() -> Any:
     except ImportError as error:
         raise MissingExtraError(
             "drawing a chart needs vl-convert-python, which is not installed",
-            "pip install 'actcalc[charts]'; -o chart.vl.json needs nothing more",
+            f"{install('charts')}; -o chart.vl.json needs nothing more",
         ) from error
     return vl_convert
 
