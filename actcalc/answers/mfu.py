@@ -213,7 +213,7 @@ def utilisation(
     by_ops = _scaled(hardware.op_flops, batch, run)
     least = _scaled(hardware_flops(staged, policy, _computed(run)).op_flops, batch, run) / available
     needed = total_bytes(staged, policy)
-    impossible = _impossible(useful / available, least, frozen=bool(run.training.lora_rank))
+    impossible = _impossible(useful / available, least, frozen=run.training.tunes)
     return Utilisation(
         **header(staged),
         policy=policy.name,
@@ -493,6 +493,16 @@ def _time_notes(run: Run) -> list[str]:
             "Adapters alone are trained: MFU counts a whole backward by convention; HFU and the "
             "predicted step count no gradients of frozen weights; the step has the adapters' own "
             "products, and making a quantised base whole again."
+        )
+    elif training.tunes:
+        notes.append(
+            "Some weights are frozen: MFU counts a whole backward by convention; HFU and the "
+            "predicted step count no gradients of them, and no backward where none passes."
+        )
+    if OBJECTIVES[training.objective].plain_forwards or training.reference_runs:
+        notes.append(
+            "Forward passes without gradients (a reference's, mismatched pairs) are in the "
+            "predicted step; MFU and HFU count the trained model's own passes."
         )
     own = run.framework.recipe
     if training.recipe not in ("auto", own):

@@ -58,7 +58,7 @@ class Resized:
         """The run with ``value`` sequences in a micro-batch, or tokens in a sequence."""
         if value not in self._runs:
             work = self.staged.run.workload
-            changes = {"seq": value}
+            changes = {"seq": value, "completion": min(work.completion, value - 1)}
             if self.quantity == "micro-batch":
                 batch = value * self.staged.run.layout.dp * self.staged.microbatches
                 changes = {"micro_batch": value, "global_batch": batch}
