@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from actcalc.cost.rates import Shares, _entries_of, parse_overrides
+from actcalc.cost.rates import Shares, entries_of, parse_overrides
 from actcalc.errors import SpecError
 from actcalc.io.megatron import read_arguments
 from actcalc.io.presets import presets_root
@@ -209,7 +209,8 @@ def test_an_unknown_share_is_refused(tmp_path):
     text = "title: x\natention_forward: {value: 0.5, source: nobody}\n"
     path = tmp_path / "shares.yaml"
     path.write_text(text)
-    for ask in (lambda: _entries_of(path), lambda: parse_overrides([str(path)])):
+    read = read_mapping(path)
+    for ask in (lambda: entries_of(read, path.name), lambda: parse_overrides([str(path)])):
         with pytest.raises(SpecError) as caught:
             ask()
         assert "atention_forward" in str(caught.value)

@@ -214,7 +214,7 @@ def test_measurements(tmp_path):
 
 
 def test_every_command_has_a_schema():
-    pages = {"schema", "help", "report"}  # which print no answer of their own as JSON
+    pages = {"schema", "help", "report", "web"}  # which print no answer of their own as JSON
     assert set(COMMANDS) - pages <= set(OUTPUTS)
     assert set(LINES) | {"explain", "terms", "plan-problem", "measure", "calibrate"} == set(OUTPUTS)
 

@@ -8,12 +8,10 @@ between which factors of the prediction their measured times lie; ``python -m be
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from actcalc.cost.rates import efficiency_presets
-from actcalc.io.presets import presets_root
-from actcalc.io.yamlfile import read_mapping
+from actcalc.io.presets import built_in
 from actcalc.specs.run import Run
 
 
@@ -44,12 +42,13 @@ def kind_of(run: Run) -> str:
 def judged(run: Run) -> Judged:
     """The published runs of the same kind as ``run``."""
     kind = kind_of(run)
-    found = _table(presets_root() / "accuracy" / "step-times.yaml").get(kind)
+    found = _table().get(kind)
     if found is None:
         return Judged(kind, 0, 1.0, 1.0)
     return Judged(kind, int(found["runs"]), float(found["low"]), float(found["high"]))
 
 
 @cache
-def _table(path: Path) -> dict[str, Any]:
-    return {key: value for key, value in read_mapping(path).items() if key != "title"}
+def _table() -> dict[str, Any]:
+    found = built_in("accuracy", "step-times")
+    return {key: value for key, value in found.items() if key != "title"}

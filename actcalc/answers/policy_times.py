@@ -8,6 +8,7 @@ from functools import cache
 
 from actcalc.cost.roofline import Roofline, roofline_of
 from actcalc.cost.step import StepTime, step_time
+from actcalc.layers.core.algebra import added
 from actcalc.memory.limits import Resized, largest
 from actcalc.memory.stage import total_bytes
 from actcalc.policy.rules import NONE, Policy
@@ -108,5 +109,6 @@ def _layer(policy: Policy, roofline: Roofline) -> tuple[float, float]:
         if graph is main
         for _ in range(count)
     ] or [roofline.layer(main, policy)]
-    forward = sum(time.forward for time in times) / len(times)
-    return forward, sum(time.backward for time in times) / len(times)
+    forward: float = added(time.forward for time in times) / len(times)
+    backward: float = added(time.backward for time in times) / len(times)
+    return forward, backward

@@ -32,6 +32,7 @@ COMMANDS = {
     "measure": "real saved bytes from PyTorch, beside the prediction",
     "calibrate": "this GPU's shares of its peaks, measured, for --efficiency",
     "report": "one self-contained page about a run",
+    "web": "the calculator as a local page",
     "presets": "list or show models, devices and framework profiles",
     "schema": "JSON Schema of the input and of each output",
     "help": "this, or the help of one command",

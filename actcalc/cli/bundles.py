@@ -62,13 +62,15 @@ def help_of(bundle: type[Any]) -> dict[str, str]:
     }
 
 
-@cache
-def annotated(bundle: type[Any]) -> dict[str, Any]:
-    """The evaluated annotations of a bundle's fields, inherited ones among them."""
+def _annotated(bundle: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for base in reversed(bundle.__mro__[:-1]):
         found.update(inspect.get_annotations(base, eval_str=True))
     return found
+
+
+annotated: Callable[[Any], dict[str, Any]] = cache(_annotated)
+"""The evaluated annotations of a bundle's fields, inherited ones among them."""
 
 
 def _key(name: str) -> str:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from actcalc.cost.optime import OpTime, beside
+from actcalc.layers.core.algebra import added
 from actcalc.layers.core.graph import Graph
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def exchanged(times: Sequence[OpTime]) -> tuple[float, float]:
     """Exposed seconds of the exchange, forward and backward."""
     moved = [time for time in times if time.kind == "dispatch"]
-    return sum(time.forward_comm for time in moved), sum(time.backward_comm for time in moved)
+    return added(time.forward_comm for time in moved), added(time.backward_comm for time in moved)
 
 
 def beside_exchange(times: tuple[OpTime, ...], graph: Graph, run: Kernels) -> tuple[OpTime, ...]:
@@ -34,7 +35,7 @@ def beside_exchange(times: tuple[OpTime, ...], graph: Graph, run: Kernels) -> tu
         return times
     share = run.rates.shares.communication_multiprocessors
     if merged:
-        work = sum(time.forward + time.backward_compute for time in times)
+        work = added(time.forward + time.backward_compute for time in times)
         exposed = beside(work, forward + backward, share) - work
         # Of so many micro-batches the first forward and the last backward have none beside them.
         alone = 1 / run.microbatches
@@ -44,8 +45,8 @@ def beside_exchange(times: tuple[OpTime, ...], graph: Graph, run: Kernels) -> tu
         inside = {op.name for op in graph.ops if "shared_experts" in op.modules}
         beside_them = [time for time in times if time.name in inside]
         works = (
-            sum(time.forward for time in beside_them),
-            sum(time.backward_compute for time in beside_them),
+            added(time.forward for time in beside_them),
+            added(time.backward_compute for time in beside_them),
         )
         shares = (
             _left(works[0], forward, share),

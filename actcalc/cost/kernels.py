@@ -16,7 +16,7 @@ from actcalc.cost.gemm import Product, gemm_seconds
 from actcalc.cost.optime import OpTime, beside
 from actcalc.cost.rates import Rates
 from actcalc.layers.adapters import low_rank
-from actcalc.layers.core.algebra import ONE
+from actcalc.layers.core.algebra import ONE, added
 from actcalc.layers.core.graph import Collective, Comm, DType, Graph, Op
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.states import recipe
@@ -183,7 +183,7 @@ class OpTimer:
     def _linear(self, op: Op) -> OpTime:
         products = self._products(op)
         forward, dgrad, wgrad = products.forward, products.dgrad, products.wgrad
-        forward_comm = sum(map(self._comm, op.comm))
+        forward_comm = added(map(self._comm, op.comm))
         gathers, reduces, exposed = self._backward_comms(op)
         share = self.rates.shares.communication_multiprocessors
         kernels = self.context.workload.kernels
@@ -273,7 +273,7 @@ class OpTimer:
             return seconds[0], seconds[1], 0.0
         if len(comms) == 1 and not op.comm:
             return 0.0, seconds[0], 0.0
-        return 0.0, 0.0, sum(seconds)
+        return 0.0, 0.0, added(seconds)
 
     # --- attention's products ---------------------------------------------------------------------
 
@@ -334,8 +334,8 @@ class OpTimer:
         Their gradients go round with them in backward. Graphs whose framework does not say how
         (one rank's tensors are the same) are charged the ring as well.
         """
-        comm = sum(map(self._comm, op.comm))
-        back = sum(map(self._comm, op.backward_comm))
+        comm = added(map(self._comm, op.comm))
+        back = added(map(self._comm, op.backward_comm))
         layout = self.context.layout
         if layout.cp == 1 or any(one.group == "cp" for one in op.comm):
             return comm, back
@@ -385,10 +385,10 @@ class OpTimer:
         return OpTime(
             op.name, op.kind, op.group,
             self._moved(forward, kernels) if forward else 0.0,
-            sum(map(self._comm, op.comm)),
+            added(map(self._comm, op.comm)),
             (self._moved(backward, back_kernels) if backward else 0.0) + self._accumulate(op),
             0.0,
-            sum(map(self._comm, op.backward_comm)),
+            added(map(self._comm, op.backward_comm)),
             0.0, 0.0, kernels, back_kernels,
         )  # fmt: skip
 

@@ -14,6 +14,7 @@ from math import prod
 
 from actcalc.cost.gemm import Product, gemm_seconds
 from actcalc.cost.rates import Rates
+from actcalc.layers.core.algebra import added
 from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.states import (
@@ -69,7 +70,7 @@ def optimizer_time(
     products = 0.0
     optimizer = OPTIMIZERS[training.optimizer]
     if optimizer.newton_schulz:
-        products = sum(_orthogonalise(model, graph, training, rates) for graph in held)
+        products = added(_orthogonalise(model, graph, training, rates) for graph in held)
     if not optimizer.updates:
         return OptimizerTime(memory=0.0, products=0.0, host=0.0)
     trained = _trained(model, training, parameters)
@@ -102,11 +103,12 @@ def rank_parameters(model: ModelGraph, graphs: Iterable[Graph], training: Traini
 def _trained(model: ModelGraph, training: Training, parameters: Parameters) -> float:
     """Parameters that this rank updates."""
     layout = model.context.layout
-    return sum(
+    seconds: float = added(
         group.trained
         / (replicas(layout, training, expert=expert, states=True) if layout.zero else 1)
         for group, expert, _ in parameters.groups()
     )
+    return seconds
 
 
 def _update_bytes(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from actcalc.errors import SpecError, shorten
-from actcalc.io.presets import presets_root, suggestion
+from actcalc.io.presets import built_in, presets_root, suggestion
 from actcalc.io.yamlfile import read_mapping
 from actcalc.specs.device import Device, Number
 
@@ -171,16 +171,20 @@ def default_note(device: Device, overrides: Mapping[str, float] | None = None) -
     )
 
 
-def _entries(name: str) -> tuple[tuple[str, Any, str], ...]:
-    return _entries_of(presets_root() / "efficiency" / f"{name}.yaml")
-
-
 @cache
-def _entries_of(path: Path) -> tuple[tuple[str, Any, str], ...]:
-    entries = {key: entry for key, entry in read_mapping(path).items() if key != "title"}
+def _entries(name: str) -> tuple[tuple[str, Any, str], ...]:
+    return entries_of(built_in("efficiency", name), name)
+
+
+def entries_of(shares: Mapping[str, Any], name: str) -> tuple[tuple[str, Any, str], ...]:
+    """Name, value and source of each of the ``shares`` in the file ``name``.
+
+    Raises ``SpecError`` for one that is not known.
+    """
     return tuple(
-        (_known(f"{path.name}: {key}", key), entry["value"], str(entry["source"]))
-        for key, entry in entries.items()
+        (_known(f"{name}: {key}", key), entry["value"], str(entry["source"]))
+        for key, entry in shares.items()
+        if key != "title"
     )
 
 

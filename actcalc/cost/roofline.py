@@ -22,7 +22,7 @@ from actcalc.cost.kernels import Kernels, OpTimer
 from actcalc.cost.optime import OpTime
 from actcalc.cost.rates import Rates, rates_of
 from actcalc.errors import SpecError
-from actcalc.layers.core.algebra import most
+from actcalc.layers.core.algebra import added, most
 from actcalc.layers.core.graph import Collective, Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.policy.rules import NONE, Policy
@@ -125,11 +125,11 @@ class Roofline:
 
     def _layer(self, graph: Graph, policy: Policy) -> LayerTime:
         times, rerun = self.ops(graph), self.passes(graph, policy)
-        again = sum(time.forward_seconds for time in rerun)
+        again = added(time.forward_seconds for time in rerun)
         again += self.regathered(graph, policy)
-        forward = sum(time.forward_seconds for time in times)
+        forward = added(time.forward_seconds for time in times)
         spent = self.spent(graph)
-        host = sum(one.forward for one in spent.values())
+        host = added(one.forward for one in spent.values())
         if self.staged.under(policy).outcome(graph).detached:
             stalled = max(0.0, host - forward) if self._host.waits(graph) else 0.0
             return LayerTime(forward, 0.0, 0.0, 0.0, host, exchange=exchanged(times)[0],
@@ -137,12 +137,12 @@ class Roofline:
         return LayerTime(
             forward=forward,
             rerun=again,
-            backward=again + sum(time.backward_seconds for time in times),
-            weight_gradient=sum(time.weight_gradient for time in times),
+            backward=again + added(time.backward_seconds for time in times),
+            weight_gradient=added(time.weight_gradient for time in times),
             host_forward=host,
-            host_backward=sum(one.backward for one in spent.values())
-            + sum(spent[time.name].forward for time in rerun),
-            exchange=sum(exchanged(times)) + exchanged(rerun)[0],
+            host_backward=added(one.backward for one in spent.values())
+            + added(spent[time.name].forward for time in rerun),
+            exchange=added(exchanged(times)) + exchanged(rerun)[0],
             stalled=max(0.0, host - forward) if self._host.waits(graph) else 0.0,
         )
 

@@ -17,7 +17,7 @@ from actcalc.cost.optimizer import optimizer_time, rank_parameters
 from actcalc.cost.rates import Rates
 from actcalc.cost.roofline import NOTHING, LayerTime, Roofline
 from actcalc.errors import SpecError
-from actcalc.layers.core.algebra import most
+from actcalc.layers.core.algebra import added, most
 from actcalc.layers.core.graph import Collective, Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.states import packed_bytes, packs, parameters_of, recipe, replicas
@@ -136,7 +136,7 @@ def _forwards(roofline: Roofline) -> LayerTime:
         count += row.reference_forwards
     if not count:
         return NOTHING
-    once = sum(
+    once = added(
         roofline.layer(graph, NONE).forward * amount for graph, amount in model.graphs(mtp=False)
     )
     return LayerTime(count * once, 0.0, 0.0, 0.0)
@@ -231,8 +231,8 @@ def _unhidden(roofline: Roofline, first: Graph) -> LayerTime:
     if any(weight.scope for weight in model.head.weights):
         ends = ends[:1]  # a tied embedding is one tensor
     inner = _shards(roofline, first)
-    gather = inner.gather + inner.fetch + sum(end.gather + end.fetch for end in ends)
-    scatter = inner.scatter + sum(end.scatter for end in ends)
+    gather = inner.gather + inner.fetch + added(end.gather + end.fetch for end in ends)
+    scatter = inner.scatter + added(end.scatter for end in ends)
     return LayerTime(gather, 0.0, scatter, 0.0)
 
 

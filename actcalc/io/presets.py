@@ -109,7 +109,7 @@ def stated_source(kind: Kind, name: str) -> str:
 
 def _read(kind: Kind, name: str) -> dict[str, Any]:
     """The file's mapping; over that of its ``base``, where it names one (another version)."""
-    data = _file(kind, name)
+    data = built_in(kind, name)
     base = data.pop("base", None)
     return data if base is None else _over(_read(kind, str(base)), data)
 
@@ -123,8 +123,11 @@ def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _file(kind: Kind, name: str) -> dict[str, Any]:
-    """The file's mapping: from the JSON that a wheel compiles it to, else from the YAML."""
+def built_in(kind: str, name: str) -> dict[str, Any]:
+    """The mapping of one file of a folder of presets, whichever the folder.
+
+    From the JSON that a wheel compiles it to, else from the YAML.
+    """
     compiled = presets_root() / "compiled" / kind / f"{name}.json"
     if compiled.is_file():
         import json

@@ -26,10 +26,9 @@ _HOPPER = 9
 @cache
 def overheads() -> Mapping[str, int]:
     """Fixed sizes of library buffers, in bytes (and counts of them)."""
-    from actcalc.io.presets import presets_root
-    from actcalc.io.yamlfile import read_mapping
+    from actcalc.io.presets import built_in
 
-    data = read_mapping(presets_root() / "memory" / "overheads.yaml")
+    data = built_in("memory", "overheads")
     return {key: int(value["value"]) for key, value in data.items() if isinstance(value, dict)}
 
 

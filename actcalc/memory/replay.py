@@ -99,7 +99,8 @@ class _Passage(NamedTuple):
 def _passage(walk: LayerWalk, moments: Iterable[Instant], start: Iterable[Key]) -> _Passage:
     """The differences from one moment to the next, of what was alive at the ``start``."""
     own = {name: size for name, size in walk.known.own.items() if size}
-    alive = dict.fromkeys(start)
+    begun = set(start)
+    alive: dict[Key, None] = {name: None for name in own if name in begun}
     changes: list[_Change] = []
     pieces = most = 0
     last: Instant | None = None

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from actcalc.layers.core.algebra import added
 from actcalc.layers.core.graph import Graph, Op
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.around import Around, Both, Sharding, Units, live, plain
@@ -366,7 +367,7 @@ class StageMemory:
         every = [self.parameters(stage) for stage in range(self.run.layout.pp)]
         groups = [group for each in every for group in each]
         trained = sum(group.trained for group in groups)
-        size = sum(moments_of(group, self.rules, self.run.training)[0] for group in groups)
+        size = added(moments_of(group, self.rules, self.run.training)[0] for group in groups)
         return size / trained if trained else 0.0
 
     def gradients_made(self, stage: int) -> tuple[Sequence[tuple[int, int]], ...]:

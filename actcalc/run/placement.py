@@ -69,25 +69,29 @@ def microbatches(layout: Layout, workload: Workload) -> int:
     return pp * max(1, schedule.least)
 
 
-def plain_work(schedule: str, pp: int, count: int, stage: int) -> Iterator[tuple[str, int]]:
-    """The kinds of work of a stage with one chunk, each with the micro-batches it holds meanwhile.
+def plain_order(schedule: str, pp: int, count: int, stage: int) -> Iterator[tuple[str, int]]:
+    """The work of a stage with one chunk in order, each with the micro-batches held meanwhile.
 
     Runs the order of 1F1B (warm-up forwards, one forward and one backward in turn, the rest of
     the backwards) or GPipe (all forwards, then all backwards); the same as
-    :func:`actcalc.run.schedule.moments` yields for them, without loading NumPy. Any number of
+    :func:`actcalc.run.schedule.sequence` yields for them, without loading NumPy.
+    """
+    ahead = count if schedule == "gpipe" else min(pp - stage - 1, count)
+    alive = 0
+    for kind in "F" * ahead + "FB" * (count - ahead) + "B" * ahead:
+        alive += kind == "F"
+        yield kind, alive
+        alive -= kind == "B"
+
+
+def plain_work(schedule: str, pp: int, count: int, stage: int) -> Iterator[tuple[str, int]]:
+    """The distinct kinds of work of :func:`plain_order`, in order of occurrence.
+
+    Of GPipe's only the fullest of each are told: every other holds less. Any number of
     micro-batches beyond the pipeline's depth only repeats the middle of 1F1B.
     """
-    many = min(count, pp + 1) if schedule == "1f1b" else count
     if schedule == "gpipe":
-        yield "F", many
-        yield "B", many
+        yield "F", count
+        yield "B", count
         return
-    ahead = min(pp - stage - 1, many)
-    order = "F" * ahead + "FB" * (many - ahead) + "B" * ahead
-    alive, seen = 0, set()
-    for kind in order:
-        alive += kind == "F"
-        if (kind, alive) not in seen:
-            seen.add((kind, alive))
-            yield kind, alive
-        alive -= kind == "B"
+    yield from dict.fromkeys(plain_order(schedule, pp, min(count, pp + 1), stage))

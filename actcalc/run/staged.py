@@ -18,7 +18,15 @@ from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import LayerRun, ModelGraph, model_graph, parameters
 from actcalc.policy.rules import NONE, Policy, parse_policy
 from actcalc.policy.stage import StagePolicy
-from actcalc.run.placement import Chunks, Ends, ends, microbatches, placement, plain_work
+from actcalc.run.placement import (
+    Chunks,
+    Ends,
+    ends,
+    microbatches,
+    placement,
+    plain_order,
+    plain_work,
+)
 from actcalc.specs.model import Model
 from actcalc.specs.objectives import OBJECTIVES
 from actcalc.specs.recompute import ALIASES, MODULES
@@ -121,6 +129,11 @@ class StagedRun:
         layout = self.run.layout
         if layout.pp == 1:
             return (Work("F", 0, (1,)), Work("B", 0, (1,))), 1
+        if layout.pipeline in ("1f1b", "gpipe") and layout.vpp == 1:
+            long = layout.pipeline == "1f1b" and self.microbatches > 2 * layout.pp
+            shown = 2 * layout.pp if long else self.microbatches
+            order = plain_order(layout.pipeline, layout.pp, shown, stage)
+            return tuple(Work(kind, 0, (held,)) for kind, held in order), shown
         from actcalc.run.schedule import sequence
 
         found = sequence(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from actcalc.io.readers import read_text
@@ -16,17 +17,26 @@ _NAMES = {"model.name"}
 """What a file calls the model is no part of the run."""
 
 
-def read_back(run: Run, file: str, text: str) -> Run:
-    """The run that a text describes, whose model is ``run``'s where it only names one."""
+def read_back(run: Run, file: str, text: str, *, vetted: bool = False) -> Run:
+    """The run that a text describes, whose model is ``run``'s where it only names one.
+
+    ``vetted``: its readers' types are taken as they are, and Pydantic is not loaded.
+    """
     model = Source(run.model.name, run.model.model_dump(), vetted=True)
-    return resolve(read_text(file, text, model))
+    found = read_text(file, text, model)
+    return resolve(replace(found, vetted=True) if vetted else found)
 
 
 def differences(
-    run: Run, file: str, text: str, same: Mapping[str, Mapping[str, str]]
+    run: Run,
+    file: str,
+    text: str,
+    same: Mapping[str, Mapping[str, str]],
+    *,
+    vetted: bool = False,
 ) -> tuple[str, ...]:
     """Fields in which the run read back differs, each with both values."""
-    back = read_back(run, file, text)
+    back = read_back(run, file, text, vetted=vetted)
     first, second = _fields(run), _fields(back)
     found: list[str] = []
     for name, value in first.items():

@@ -7,6 +7,7 @@ from typing import Any
 from actcalc.io import presets
 from actcalc.specs.base import Spec
 from actcalc.specs.run import Run
+from actcalc.specs.validate import build
 
 
 def write(run: Run) -> str:
@@ -39,7 +40,7 @@ def same_model(run: Run, preset: str) -> bool:
     fields = presets.load("models", preset).values.get("model") or {}
     if fields.get("layers") != run.model.layers or fields.get("hidden") != run.model.hidden:
         return False
-    made = type(run.model).model_validate({**fields, "name": run.model.name})
+    made = build(type(run.model), {**fields, "name": run.model.name}, "model", vetted=True)
     return made == run.model
 
 

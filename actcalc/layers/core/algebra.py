@@ -172,6 +172,18 @@ def total(parts: Iterable[Operand]) -> Expr:
     return Expr(terms)
 
 
+def added(parts: Iterable[Any]) -> Any:
+    """The sum of numbers, or of arrays, added one after the other.
+
+    What ``sum`` makes of floats depends on the Python: from 3.12 on it carries rounding errors
+    along. The same run has the same digits everywhere.
+    """
+    whole: Any = 0
+    for part in parts:
+        whole = whole + part
+    return whole
+
+
 def most(left: Any, right: Any) -> Any:
     """The larger of two numbers, or of each pair of two arrays."""
     if isinstance(left, _NUMBERS) and isinstance(right, _NUMBERS):

@@ -88,7 +88,7 @@ class Chart:
             limit = {"limit": width - 20}
             lines = [part for line in self.lines for part in _wrapped(line, width)]
             head["title"] = {"text": _wrapped(self.title, width, 8), "subtitle": lines, **limit}
-        fit = {"type": "fit", "contains": "padding"}
+        fit = {"type": "fit-x", "contains": "padding"}
         config = {**CONFIG, **body.pop("config", {})}
         columns = max(1, width // 170)
         config["legend"] = {**config["legend"], "columns": columns}

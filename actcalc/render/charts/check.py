@@ -53,7 +53,7 @@ def check_chart(result: Check) -> Chart:
         body={
             "data": {"values": rows},
             "layer": [band, zero, points],
-            "height": {"step": 34},
+            "height": 34 * len(rows),
         },
         lines=("Grey is the range that is stated for such a figure.",),
     )

@@ -16,6 +16,7 @@ from actcalc.render.charts.chart import (
 )
 from actcalc.render.units import digits, flops, percent, size
 
+_ROW = 30  # pixels of a policy
 _LABELLED = 0.04  # of the widest bar: a part narrower than that has no room for its number
 
 
@@ -55,7 +56,7 @@ def layer_chart(picture: LayerPicture, units: str) -> Chart:
         name="layer",
         title=f"{picture.title}: activations that one {kind} keeps for backward",
         about="; ".join(f"{end['policy']} {end['text']}" for end in ends),
-        body={"layer": [bars, inside, _behind(ends, axis)], "height": {"step": 30}},
+        body={"layer": [bars, inside, _behind(ends, axis)], "height": _ROW * len(picture.policies)},
         lines=(
             "Per GPU and micro-batch. Numbers in the bars: bytes in units of "
             f"{picture.unit}, of what grows with s and of what grows with s².",
@@ -134,7 +135,7 @@ def timeline_chart(picture: LayerPicture) -> Chart:
         name="timeline",
         title=f"{picture.title}: the work of {many} by policy{where}",
         about="; ".join(f"{end['policy']} {end['text'] or 're-runs nothing'}" for end in ends),
-        body={"layer": [bars, inside, _behind(ends, axis)], "height": {"step": 30}},
+        body={"layer": [bars, inside, _behind(ends, axis)], "height": _ROW * len(picture.policies)},
         lines=(
             f"Drawn are {many} of {picture.count} in a chunk of their own. F forward, B backward; "
             "at the right what is computed again, over forward and backward.",
