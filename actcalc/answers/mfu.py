@@ -142,8 +142,7 @@ def utilisation(
     step_tokens = batch * run.workload.seq * OBJECTIVES[run.training.objective].sequences
     work = Work(step_tokens, useful, done, count, peak)
     basis, seconds = given.seconds(work) or _predicted(prediction)
-    available = seconds * count * peak
-    by_ops = _scaled(hardware.op_flops, batch, run)
+    available, by_ops = seconds * count * peak, _scaled(hardware.op_flops, batch, run)
     least = _scaled(hardware_flops(staged, policy, _computed(run)).op_flops, batch, run) / available
     needed = total_bytes(staged, policy)
     impossible = _impossible(useful / available, least, frozen=run.training.tunes)
