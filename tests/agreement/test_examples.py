@@ -284,7 +284,8 @@ def test_titles_are_on_every_row_and_header(layouts):
     "command", [[], ["breakdown"], ["memory"]], ids=["compare", "breakdown", "memory"]
 )
 def test_a_title_heads_its_own_answer(layouts, command):
-    assert answer([*command, layouts[0]]).startswith("Run one")
+    lines = answer([*command, layouts[0]]).splitlines()
+    assert any(line.startswith("Run one") for line in lines[:2])
 
 
 def test_two_runs_of_memory_are_told_apart(layouts):
