@@ -15,7 +15,8 @@ from actcalc.answers.command_words import replaced, run_words
 from actcalc.answers.header import RunAnswer, header, run_notes
 from actcalc.answers.judged import judged
 from actcalc.answers.judged_memory import MemoryRange, memory_range
-from actcalc.answers.mfu import Training, training_run
+from actcalc.answers.mfu import training_run
+from actcalc.answers.mfu_figures import Training
 from actcalc.cost.rates import default_note, rates_of
 from actcalc.errors import SpecError
 from actcalc.io.writers.changed import changed_words

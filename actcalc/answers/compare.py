@@ -368,7 +368,7 @@ def _advice(figures: Sequence[PolicyFigure], framework: Framework) -> str:
         return "None of these policies frees memory here: shrink the micro-batch or split further."
     useful = [figure for figure in useful if _has_setting(framework, figure.policy)]
     if not useful:
-        return f"The {framework.name} profile has no setting for any of these that frees memory."
+        return f"The {framework} profile has no setting for any of these that frees memory."
     low = min(useful, key=lambda f: (f.peak_bytes, f.recompute_flops))
     cheap = [f for f in useful if f.recompute_flops_per_model_flops_ratio < NEARLY_FREE]
     if not cheap:

@@ -42,7 +42,7 @@ def header(staged: StagedRun) -> dict[str, Any]:
         "workload": run.workload.model_dump(),
         "device": run.device.model_dump() if run.device else None,
         "headroom_ratio": run.headroom_ratio if run.device else None,
-        "framework": run.framework.name,
+        "framework": str(run.framework),
         "microbatches": staged.microbatches,
     }
 

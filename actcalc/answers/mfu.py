@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from actcalc.answers.calibrate import Calibration
 from actcalc.answers.header import RunAnswer, header, run_notes
 from actcalc.answers.judged import judged
+from actcalc.answers.mfu_figures import CountingFigure, Prediction, Training
 from actcalc.answers.step_given import Basis, Given, Work
 from actcalc.cost.flops import Counting, hardware_flops, model_flops
 from actcalc.cost.rates import default_note, peak_flops, rates_of
@@ -30,73 +31,6 @@ from actcalc.specs.objectives import OBJECTIVES
 from actcalc.specs.run import Run
 
 COUNTINGS: tuple[Counting, ...] = ("full", "causal")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CountingFigure:
-    """One step under one way of counting attention's scores."""
-
-    counting: Counting
-    """``full``: all s x s scores, as the papers do; ``causal``: those below the diagonal."""
-    model_flops: int
-    """FLOPs of forward and backward of one step, over all devices."""
-    hardware_flops: int
-    """The same with what recomputation adds."""
-    mfu_ratio: float
-    """Model FLOPs over what the devices could do in the step."""
-    hfu_ratio: float
-    """Hardware FLOPs over the same."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """The step time that the roofline predicts for this layout and policy."""
-
-    step_seconds: float
-    """One optimizer step."""
-    low_seconds: float
-    """The step, were it as much off as the fastest tenth of published runs of its kind (of fewer
-    than ten, the fastest); the predicted one where no published run is of its kind."""
-    high_seconds: float
-    """The same of the slowest."""
-    judged_runs: int
-    """Published runs of its kind (device, dense or experts or adapters) that say so; 0 if none."""
-    pipeline_seconds: float
-    """From the first forward to the last backward."""
-    host_seconds: float
-    """Of the pipeline: the device waits for the host, which runs and launches its kernels."""
-    exchange_seconds: float
-    """Of the pipeline: exposed exchange of tokens between expert-parallel ranks."""
-    gradients_seconds: float
-    """Exposed reduction of gradients over replicas, and gathering of the weights they update."""
-    optimizer_seconds: float
-    """The optimizer's pass over its states, as they are kept and sharded."""
-    bubble_ratio: float
-    """Idle share of the devices' time in the pipeline."""
-    microbatches: int
-    """Micro-batches each replica runs."""
-    error_ratio: float | None
-    """Predicted over measured time, less one; null without a measured time."""
-    efficiency: dict[str, float]
-    """The shares of the peaks it is computed with."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """A whole training run at this step time."""
-
-    tokens: int
-    """Tokens to train on."""
-    steps: int
-    """Optimizer steps."""
-    seconds: float
-    """Wall time."""
-    days: float
-    """The same in days."""
-    gpu_hours: float
-    """Devices times hours."""
-    price: float | None
-    """Price per device-hour times device-hours, in its currency; null if no price was given."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -197,8 +131,7 @@ def utilisation(
     """
     given = Given(step_seconds, tokens_per_second, tflops, mfu, hfu)
     given.check()
-    _check_given(run, tokens, gpus, price_per_gpu_hour)
-    _check_counting(run, counting)
+    _check_given(run, tokens, gpus, price_per_gpu_hour, counting)
     staged, count = StagedRun(run), _devices(run, gpus)
     policy, batch = staged.only_policy, staged.global_batch
     prediction = _predict(staged, policy, count, efficiency)
@@ -209,8 +142,7 @@ def utilisation(
     step_tokens = batch * run.workload.seq * OBJECTIVES[run.training.objective].sequences
     work = Work(step_tokens, useful, done, count, peak)
     basis, seconds = given.seconds(work) or _predicted(prediction)
-    available = seconds * count * peak
-    by_ops = _scaled(hardware.op_flops, batch, run)
+    available, by_ops = seconds * count * peak, _scaled(hardware.op_flops, batch, run)
     least = _scaled(hardware_flops(staged, policy, _computed(run)).op_flops, batch, run) / available
     needed = total_bytes(staged, policy)
     impossible = _impossible(useful / available, least, frozen=run.training.tunes)
@@ -233,11 +165,7 @@ def utilisation(
         fits=needed <= (run.budget_bytes or 0),
         possible=least <= 1,
         peak_flops_per_second=peak,
-        model_flops_per_second_per_gpu=useful / (seconds * count),
-        hardware_flops_per_second_per_gpu=done / (seconds * count),
-        tokens_per_second=step_tokens / seconds,
-        tokens_per_second_per_gpu=step_tokens / (seconds * count),
-        model_flops_per_token=useful / step_tokens,
+        **_rates(work, seconds),
         countings=tuple(_counted(staged, policy, each, available) for each in COUNTINGS),
         prediction=_prediction(
             prediction, run, seconds if basis == "measured" else None, efficiency
@@ -253,6 +181,18 @@ _PLAUSIBLE = {"--tokens": (1, 10**24), "--gpus": (1, 2**40), "--price-per-gpu-ho
 """What figures of a run may be: tokens, devices, any currency."""
 
 
+def _rates(work: Work, seconds: float) -> dict[str, Any]:
+    """What a step of ``seconds`` does in a second."""
+    devices = seconds * work.devices
+    return {
+        "model_flops_per_second_per_gpu": work.model_flops / devices,
+        "hardware_flops_per_second_per_gpu": work.hardware_flops / devices,
+        "tokens_per_second": work.tokens / seconds,
+        "tokens_per_second_per_gpu": work.tokens / devices,
+        "model_flops_per_token": work.model_flops / work.tokens,
+    }
+
+
 def _predicted(prediction: StepTime | str) -> tuple[Basis, float]:
     """The roofline's step; ``SpecError`` with what keeps it from one."""
     if isinstance(prediction, StepTime):
@@ -265,9 +205,11 @@ def _check_given(
     tokens: int | None,
     gpus: int | None,
     price_per_gpu_hour: float | None,
+    counting: Counting,
 ) -> None:
     """Refuse numbers that mean nothing, alone or together."""
     _device(run)
+    _check_counting(run, counting)
     given = {
         "--tokens": tokens,
         "--gpus": gpus,

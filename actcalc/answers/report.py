@@ -128,7 +128,7 @@ def _assumptions(
             )
     if preset is not None:
         yield from _preset("model", "models", preset)
-    yield from _preset("profile", "frameworks", run.framework.name)
+    yield from _preset("profile", "frameworks", str(run.framework))
 
 
 def _preset(of: str, kind: Any, name: str) -> Iterator[Assumption]:

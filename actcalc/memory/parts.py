@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
-from actcalc.errors import SpecError
 from actcalc.layers.adapters import in_module
 from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.losses import Sizes, loss_sizes
+from actcalc.memory.offloading import check_offload
 from actcalc.memory.states import Parameters, Trained, packs, parameters_of, trained_of
 from actcalc.memory.working import NO_GRADIENTS, Gradients, Known, Options, Working, working
 from actcalc.policy.offload import Away, away, whole_layer
@@ -109,7 +109,7 @@ class Timeline:
             op_by_op=framework.op_by_op and not framework.main_gradients,
         )
         if training.offload_modules or training.offload_layers:
-            self._check_offload()
+            check_offload(self.model.context, training, stages.policy)
         self._working: dict[tuple[int, str, str], Working] = {}
         self._away: dict[tuple[int, str], Away] = {}
         same = like is not None and like.options == self.options
@@ -128,45 +128,6 @@ class Timeline:
             for op in run.graph.ops
             if any(in_module(self.model, op, weight) for weight in op.own_weights)
         )
-
-    def _check_offload(self) -> None:
-        policy = self.stages.policy
-        if not self.model.context.framework.offloads_modules:
-            name = "offload_layers" if self.training.offload_layers else "offload_modules"
-            raise SpecError(
-                f"{name} is Megatron's, with Transformer Engine",
-                "use --framework megatron (--transformer-impl transformer_engine), or drop it",
-            )
-        if self.training.offload_layers:
-            self._check_layers()
-            return
-        if policy.whole or policy.per_op:
-            raise SpecError(
-                f"offload_modules with policy {policy.name}: what re-runs whole saves nothing in "
-                "its modules",
-                "use --policy none or single modules, or drop offload_modules",
-            )
-
-    def _check_layers(self) -> None:
-        # transformer_config.py cpu_offloading: no pipeline, no recomputation, not the last layer
-        count, context = self.training.offload_layers, self.model.context
-        if count >= context.model.depth:
-            raise SpecError(
-                f"offload_layers is {count} of {context.model.depth}: the last layer stays",
-                f"use at most {context.model.depth - 1}",
-            )
-        if context.layout.pp > 1 or self.stages.policy.name != "none":
-            raise SpecError(
-                f"offload_layers with pp {context.layout.pp} and policy "
-                f"{self.stages.policy.name}: Megatron offloads layers without pipeline and "
-                "recomputation only",
-                "use pp 1 and --policy none, or offload_modules",
-            )
-        if context.model.encoder_layers:
-            raise SpecError(
-                "offload_layers is not modelled for an encoder and a decoder, each with its own",
-                "drop offload_layers",
-            )
 
     def parameters(self, graph: Graph) -> Parameters:
         """Parameters of one graph on one rank (cached; shared scopes counted)."""

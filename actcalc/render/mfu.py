@@ -6,7 +6,8 @@ from dataclasses import fields
 from typing import Any
 
 from actcalc.answers.calibrate import BOUNDS, Calibration
-from actcalc.answers.mfu import Prediction, Training, Utilisation
+from actcalc.answers.mfu import Utilisation
+from actcalc.answers.mfu_figures import Prediction, Training
 from actcalc.render.compare import over_memory, run_lines
 from actcalc.render.sheet import Column, Row, Sheet, rows_of, share_column
 from actcalc.render.units import count, flops

@@ -70,7 +70,7 @@ def _tensor_parallel(staged: StagedRun) -> Body:
     sharded = _laid(run, tp=t, sp=True)
     result = f"{layer_words(staged).capitalize()} keeps {_kept(sharded)} on each of {t} GPUs"
     result += " with tensor and sequence parallelism"
-    if run.framework.layers == "megatron":
+    if not run.framework.op_by_op:
         split = _laid(run, tp=t)
         layer, whole = split.main.graph, _whole_tensors(split, "t")
         result += f", {_kept(split)} without the latter"

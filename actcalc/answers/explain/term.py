@@ -122,5 +122,5 @@ def splitting(run: Run) -> tuple[Run, tuple[str, ...]]:
         return run, ()
     from dataclasses import replace
 
-    note = f"The {run.framework.name} profile splits no layer: Megatron-Core's layers are taken."
+    note = f"The {run.framework} profile splits no layer: Megatron-Core's layers are taken."
     return replace(run, framework=load_framework("megatron")), (note,)

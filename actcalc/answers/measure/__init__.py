@@ -127,7 +127,7 @@ def measure_run(
         step=step,
         dropout=_drops(run),
         notes=notes,
-        framework=run.framework.name,
+        framework=str(run.framework),
     )
     return result, measured
 
