@@ -144,7 +144,11 @@ def run_file(rng: random.Random) -> Case:
         "workload": {"seq": rng.choice((128, 2048)), "micro_batch": 1},
         "training": {"optimizer": "adamw"}, "policies": rng.sample(POLICIES[:6], 2),
     }  # fmt: skip
-    content = text_of(rng, mutated(rng, document, fields()), is_json=False)
+    if rng.random() < 0.6:
+        del document["layout"]
+    if rng.random() < 0.6:
+        document = mutated(rng, document, fields(), 2)
+    content = text_of(rng, document, is_json=False)
     command = rng.choice(([], ["memory"], ["breakdown"], ["advise"], ["memory", "--emit", "yaml"]))
     json_too = [] if "--emit" in command else ["--json"]
     return [*command, "run.yaml", *json_too], {"run.yaml": content}
@@ -170,7 +174,9 @@ def arguments(rng: random.Random) -> Case:
     }  # fmt: skip
     for _ in range(rng.randrange(6)):
         document[rng.choice(options())] = rng.choice((True, False, 1, 4, "full", "selective"))
-    content = text_of(rng, mutated(rng, document, options()), is_json=True)
+    if rng.random() < 0.6:
+        document = mutated(rng, document, options(), 2)
+    content = text_of(rng, document, is_json=True)
     return ["memory", "args.json", "--json"], {"args.json": content}
 
 
