@@ -18,7 +18,7 @@ from actcalc.cli.options import (
     with_options,
 )
 from actcalc.cli.output import check_units, chosen_format, emit_text
-from actcalc.errors import SpecError
+from actcalc.errors import SpecError, install
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -57,5 +57,5 @@ def report(
     result = report_run(run, timing.shares(run), preset=preset)
     emit_text(report_page(result, shlex.join(["actcalc", *sys.argv[1:]]), output.units), output)
     if find_spec("vl_convert") is None:
-        print(f"note: {MISSING}", file=sys.stderr)
+        print(f"note: {MISSING}\nhint: {install('charts')}", file=sys.stderr)
     return 1 if result.memory.fits is False else 0

@@ -13,6 +13,7 @@ from actcalc.memory.states import NO_PARAMETERS, Trained, in_units, parameters_o
 from actcalc.memory.working import working
 from actcalc.policy.outcome import LayerOutcome
 from actcalc.run.staged import StagedRun
+from actcalc.specs.numbers import percent
 from actcalc.specs.recipes import Recipe
 from actcalc.specs.training import Training
 
@@ -36,7 +37,7 @@ def beside_training(staged: StagedRun, rules: Recipe) -> tuple[Buffer, ...]:
     memory = run.device.memory_bytes if run.device else None
     if training.generation_share and memory:
         size = int(training.generation_share * memory)
-        share = f"{training.generation_share:.0%} of the device"
+        share = f"{percent(training.generation_share, 0)} of the device"
         found.append(Buffer("generation engine", size, True, False, share))
     return tuple(found)
 

@@ -69,7 +69,7 @@ _POLICY = (
     f"default-src 'none'; style-src 'sha256-{_DIGEST}'; img-src data:; base-uri 'none'; "
     "form-action 'none'"
 )
-MISSING = "Charts are left out: pip install 'actcalc[charts]' draws them."
+MISSING = "Charts are left out: the extra actcalc[charts] draws them."
 
 
 def page(title: str, body: str) -> str:

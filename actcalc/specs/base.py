@@ -26,7 +26,7 @@ from typing import (
     get_origin,
 )
 
-from actcalc.errors import SpecError, visible
+from actcalc.errors import SpecError, suggestion, visible
 
 
 class Bounds(NamedTuple):
@@ -232,8 +232,10 @@ def _check_value(what: str, name: str, annotation: Any, value: Any) -> None:
     choices = get_args(annotation)
     if get_origin(annotation) is Literal:
         if not any(value == each and type(value) is type(each) for each in choices):
+            known = list(map(str, choices))
+            close = suggestion(str(value), known)
             raise SpecError(
-                f"{what}: {name} is {value!r}", "use one of " + ", ".join(map(str, choices))
+                f"{what}: {name} is {value!r}", f"{close} use one of {', '.join(known)}".lstrip()
             )
         return
     kind, bounds = choices[0], choices[1]

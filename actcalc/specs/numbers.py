@@ -36,9 +36,11 @@ def digits(value: float) -> str:
     return "<0.001" if value > 0 else ">-0.001"
 
 
-def percent(ratio: float) -> str:
-    """A share in per cent: ``2.7 %``, ``70 %``."""
+def percent(ratio: float, places: int | None = None) -> str:
+    """A share in per cent: ``2.7 %``, ``70 %``; with so many ``places`` where they are given."""
     value = 100 * ratio
+    if places is not None:
+        return f"{value:.{places}f} %"
     if value == 0:
         return "0 %"
     if abs(value) < 0.001:

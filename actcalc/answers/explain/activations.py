@@ -21,6 +21,7 @@ from actcalc.layers.core.graph import DType, Graph
 from actcalc.policy.outcome import layer_outcome
 from actcalc.policy.rules import NONE
 from actcalc.run.staged import StagedRun
+from actcalc.specs.numbers import percent
 
 
 def _groups(layer: Graph) -> dict[str, list[str]]:
@@ -107,7 +108,7 @@ def _scores(staged: StagedRun) -> Body:
     ratio = int(whole.value(single.graph.sizes)) / int(inputs.value(single.graph.sizes))
     return Body(
         title=title,
-        result=f"The s x s tensors are {size_text(expr, graph)}: {share:.0%} of the layer.",
+        result=f"The s x s tensors are {size_text(expr, graph)}: {percent(share, 0)} of the layer.",
         lines=(
             *(f"{named(n)}: {size_text(layer.tensors[n].bytes, graph)}" for n in square),
             f"Bytes of one score: {parts} = {(expr / scores).formula()}.",
@@ -171,7 +172,8 @@ def _flash(staged: StagedRun) -> Body:
             f"{staged.run.workload.attention} attention."
         )
     lines.append(
-        f"selective frees {1 - selective.stored / whole:.1%} of the layer with it: flash attention "
+        f"selective frees {percent(1 - selective.stored / whole, 1)} of the layer with "
+        "it: flash attention "
         "is a selective recomputation built in."
     )
     return Body(

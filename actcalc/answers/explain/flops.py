@@ -29,6 +29,7 @@ from actcalc.io.runs import load_run
 from actcalc.layers.core.algebra import Expr, symbol, total
 from actcalc.layers.core.graph import Op, Weight
 from actcalc.run.staged import StagedRun
+from actcalc.specs.numbers import percent
 
 _TABLE = "tables that are looked up and not multiplied"
 
@@ -256,7 +257,9 @@ def _equal(staged: StagedRun) -> Body:
         )
         for length in dict.fromkeys((seq, h)):
             share = cross[1] and length / cross[1]
-            lines.append(f"at s = {length:,} the scores take {share:.1%} of the feed-forward's")
+            lines.append(
+                f"at s = {length:,} the scores take {percent(share, 1)} of the feed-forward's"
+            )
         rest = ffn - other
         if rest.value(sizes) > 0 and (both := _crossing(core, rest, sizes)) is not None:
             lines.append(
@@ -297,7 +300,7 @@ def _ends(staged: StagedRun) -> Body:
         f"last norm, output layer and loss: {last:,} B"
         if last
         else "Last norm, output layer and loss are on the last stage.",
-        f"({first:,} + {last:,}) / {layers:,} = {share:.4f} = {share:.2%}",
+        f"({first:,} + {last:,}) / {layers:,} = {share:.4f} = {percent(share, 2)}",
         "For GPT the paper gives the ends sbhl/t·(p/l + δ(4/l)(1 + v/h)) beside the layers' "
         "sbhl/t·(34 + 5as/h), δ = 1 where p = 1, and calls them less than 0.01 % of the layers' "
         "for its 22B model.",
@@ -311,11 +314,12 @@ def _ends(staged: StagedRun) -> Body:
     lines.append(
         f"There (1/{depth} + 4/{depth}·(1 + {model.vocab}/{model.hidden})) / (34 + "
         f"5·{model.heads}·{seq}/{model.hidden}) = {ratio:.4f}: less than 0.01 as a ratio, "
-        f"{ratio:.2%} in per cent."
+        f"{percent(ratio, 2)} in per cent."
     )
     return Body(
         title="embedding, output layer and loss: 0.57 %, not < 0.01 %",
-        result=f"Embedding, output layer and loss add {share:.2%} to what the layers of the first "
+        result=f"Embedding, output layer and loss add {percent(share, 2)} to what the "
+        "layers of the first "
         "stage keep.",
         lines=tuple(lines),
         source=f"{KORTHIKANTI}, section 4.3",

@@ -13,6 +13,7 @@ from actcalc.io.devices import load_device
 from actcalc.memory.stage import StageMemory
 from actcalc.plan.options import Costs
 from actcalc.run.staged import StagedRun
+from actcalc.specs.numbers import percent
 
 
 def _peak(staged: StagedRun) -> Body:
@@ -136,7 +137,7 @@ def _greedy(staged: StagedRun) -> Body:
     return Body(
         title="greedy by ratio: cheapest bytes first",
         result=f"Greedy by ratio costs {shown['greedy']} where the best plan costs "
-        f"{shown['optimal']}: {more:.1%} more.",
+        f"{shown['optimal']}: {percent(more, 1)} more.",
         lines=lines,
         source=f"{MCKP}; plan --method greedy",
     )

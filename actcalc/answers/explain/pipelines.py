@@ -24,6 +24,7 @@ from actcalc.policy.rules import NONE
 from actcalc.run.placement import microbatches
 from actcalc.run.staged import StagedRun
 from actcalc.specs.layout import Layout
+from actcalc.specs.numbers import percent
 from actcalc.specs.run import Run
 from actcalc.specs.schedules import SCHEDULES
 
@@ -357,7 +358,8 @@ def _by_microbatch(staged: StagedRun) -> Body:
     ]
     return Body(
         title="recomputation by micro-batch",
-        result=f"The busiest stage runs {worst:.1%} of its micro-batches again instead of all.",
+        result=f"The busiest stage runs {percent(worst, 1)} of its micro-batches again "
+        "instead of all.",
         lines=tuple(lines),
         source=f"{KORTHIKANTI}, appendix on micro-batches; Megatron-Core "
         "pipeline_parallel/schedules.py",

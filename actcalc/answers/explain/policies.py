@@ -23,6 +23,7 @@ from actcalc.layers.core.algebra import total
 from actcalc.policy.outcome import LayerOutcome, layer_outcome
 from actcalc.policy.rules import NONE, Policy
 from actcalc.run.staged import StagedRun
+from actcalc.specs.numbers import percent
 from actcalc.specs.recompute import MODULES
 
 _FULL = f"{KORTHIKANTI}, section 5 and table 2; {CHECKPOINT}"
@@ -49,10 +50,10 @@ def _said(freed: float, share: float, again: int) -> str:
     """What a policy does, in one sentence."""
     if not freed and not again:
         return "it changes nothing here"
-    frees = f"frees {freed:.1%} of what a layer keeps" if freed >= 0 else (
-        f"keeps {-freed:.1%} more than a layer keeps without it"
+    frees = f"frees {percent(freed, 1)} of what a layer keeps" if freed >= 0 else (
+        f"keeps {percent(-freed, 1)} more than a layer keeps without it"
     )  # fmt: skip
-    cost = f"{share:.2%} of the layer's forward FLOPs" if again else "no matrix product"
+    cost = f"{percent(share, 2)} of the layer's forward FLOPs" if again else "no matrix product"
     return f"{frees} and runs {cost} again"
 
 
@@ -71,10 +72,10 @@ def _policy(name: str) -> Explainer:
             f"keeps: {size_text(outcome.stored_size, graph)} of {before:,} B per layer and GPU",
             f"brings back {size.restored:,} B on each GPU while one layer is re-run",
             f"computes {again:,} FLOPs again per layer and micro-batch, over all ranks: "
-            f"{share:.2%} of the layer's forward",
+            f"{percent(share, 2)} of the layer's forward",
         ]
         if again:
-            lines.append(f"Op by op that is {step:.2%} of the step's model FLOPs.")
+            lines.append(f"Op by op that is {percent(step, 2)} of the step's model FLOPs.")
         else:
             lines.append(
                 "What it costs are passes over memory: its ops read and write "
@@ -156,8 +157,9 @@ def _published_selective(staged: StagedRun, policy: Policy) -> list[str]:
     share = int(core.value(sizes)) / int((core + other).value(sizes))
     lines = [
         f"A rank's part of the layer's forward is {(core + other).formula()} FLOPs, "
-        f"{core.formula()} of it the attention core: {share:.2%}. Run once more beside a backward "
-        f"of twice the forward, it is {share / 3:.2%} of the layer's step.",
+        f"{core.formula()} of it the attention core: {percent(share, 2)}. Run once more "
+        "beside a backward "
+        f"of twice the forward, it is {percent(share / 3, 2)} of the layer's step.",
     ]
     if hardware_flops(staged, policy).convention != "paper":
         return lines
@@ -165,8 +167,10 @@ def _published_selective(staged: StagedRun, policy: Policy) -> list[str]:
     paper = float(paper_selective_flops(run.model, seq, batch) / model_flops(graph)) - 1
     return [
         *lines,
-        f"4bs²h is s/18h = {seq / (18 * h):.2%} of 72bsh², a GPT layer's step without its scores.",
-        f"The paper's equation for GPT, 72blsh²(1 + s/3h + v/12hl), adds s/6h: {paper:.2%}. That "
+        f"4bs²h is s/18h = {percent(seq / (18 * h), 2)} of 72bsh², a GPT layer's step "
+        "without its scores.",
+        "The paper's equation for GPT, 72blsh²(1 + s/3h + v/12hl), adds s/6h: "
+        f"{percent(paper, 2)}. That "
         "is the share of a forward pass, three times the share of the whole step; its HFU figures "
         "use it, so mfu and hardware_flops_per_model_flops_ratio follow it under the paper profile "
         "and recompute_flops keeps the count of ops.",
@@ -241,21 +245,26 @@ def _ffn_only(staged: StagedRun) -> Body:
     before = layer_outcome(graph, layer, NONE)
     lines = [
         f"freed: {size_text(before.stored_size - outcome.stored_size, graph)} of "
-        f"{size_text(before.stored_size, graph)} per layer and GPU, {freed:.1%}",
-        f"run again: {again:,} FLOPs per layer, over all ranks, {share:.1%} of its forward, "
-        f"{step:.1%} of the step's model FLOPs",
+        f"{size_text(before.stored_size, graph)} per layer and GPU, {percent(freed, 1)}",
+        f"run again: {again:,} FLOPs per layer, over all ranks, {percent(share, 1)} of "
+        "its forward, "
+        f"{percent(step, 1)} of the step's model FLOPs",
     ]
     others = [name for name in ("attention", "selective") if name in staged.usual_policies]
     for name in others:
         other_freed, other_share, _ = _shares(staged, staged.policy(name))
-        lines.append(f"{name} instead frees {other_freed:.1%} for {other_share:.1%} of the forward")
+        lines.append(
+            f"{name} instead frees {percent(other_freed, 1)} for "
+            f"{percent(other_share, 1)} of the forward"
+        )
     paper = gpt()
     square_free = paper.changed(
         workload=paper.run.workload.model_copy(update={"attention": "flash"})
     )
     best, cost, _ = _shares(square_free, square_free.policy("ffn"))
     lines += [
-        f"Of GPT without s x s tensors (flash attention) it is {best:.1%} freed for {cost:.1%} of "
+        f"Of GPT without s x s tensors (flash attention) it is {percent(best, 1)} freed "
+        f"for {percent(cost, 1)} of "
         "a forward.",
         "35-40 % freed for 12 % of forward compute is said of FFN-only checkpoints of BERT-base "
         "and GPT-2. Two products of 4h width are the larger part of a layer's FLOPs, so 12 % can "
@@ -264,8 +273,9 @@ def _ffn_only(staged: StagedRun) -> Body:
     ]
     return Body(
         title="FFN-only checkpointing: 35-40 % for 12 %?",
-        result=f"Re-running only the feed-forward frees {freed:.1%} of what a layer keeps here and "
-        f"runs {share:.1%} of its forward FLOPs again.",
+        result=f"Re-running only the feed-forward frees {percent(freed, 1)} of what a "
+        "layer keeps here and "
+        f"runs {percent(share, 1)} of its forward FLOPs again.",
         lines=tuple(lines),
         source="this program's layer graphs; compare --device gives the step's time",
     )

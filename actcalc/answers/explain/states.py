@@ -17,6 +17,7 @@ from actcalc.layers.adapters import adapts
 from actcalc.memory.stage import StageMemory
 from actcalc.memory.states import States
 from actcalc.run.staged import StagedRun
+from actcalc.specs.numbers import percent
 from actcalc.specs.recipes import CHOOSABLE
 from actcalc.specs.run import Run
 
@@ -151,7 +152,7 @@ def _lora(staged: StagedRun) -> Body:
     after, _ = _held(tuned)
     trained = StageMemory.of(tuned).parameters(0).trained
     lines += [
-        f"this GPU trains {trained:,} numbers, {trained / count:.2%} of {count:,}",
+        f"this GPU trains {trained:,} numbers, {percent(trained / count, 2)} of {count:,}",
         f"states {gb(before.total)} -> {gb(after.total)}: weights {gb(after.weights)}, "
         f"gradients {gb(after.gradients)}, optimizer {gb(after.optimizer)}",
     ]
@@ -165,7 +166,8 @@ def _lora(staged: StagedRun) -> Body:
     ]
     return Body(
         title="LoRA: what adapters save",
-        result=f"Adapters of rank {rank} train {trained / count:.2%} of the numbers: states "
+        result=f"Adapters of rank {rank} train {percent(trained / count, 2)} of the "
+        "numbers: states "
         f"{gb(before.total)} -> {gb(after.total)} on this GPU, activations {sizes[0]:,} B -> "
         f"{sizes[1]:,} B a layer.",
         lines=tuple(lines),

@@ -9,6 +9,7 @@ from actcalc.io.runs import load_framework
 from actcalc.memory.stage import StageMemory
 from actcalc.run.staged import StagedRun
 from actcalc.specs.layout import Layout
+from actcalc.specs.numbers import percent
 from actcalc.specs.objectives import OBJECTIVES
 from actcalc.specs.run import Run
 
@@ -92,7 +93,7 @@ def _freeze(staged: StagedRun) -> Body:
     return Body(
         title="Frozen layers: no gradients, no states, nothing kept",
         result=f"The peak is {gb(after.peak_bytes)} instead of {gb(before.peak_bytes)}: "
-        f"{saved:.0%} less.",
+        f"{percent(saved, 0)} less.",
         lines=tuple(lines),
         source="torch/csrc/autograd (requires_grad of outputs); huggingface/peft peft_model.py "
         "_prepare_model_for_gradient_checkpointing",
