@@ -132,8 +132,10 @@ def resolve(
         step["global_batch"] = origin.accumulation * step.get("micro_batch", 1) * plan.dp
     work = build(Workload, step, "workload", vetted=vetted)
     trained = _apply(origin.training, tuning, "training")
-    check(spec, plan, work)
+    # Names are looked up before anything is checked: a typing error is mended first.
     profile = load_framework(framework or origin.framework or default_framework(origin, plan))
+    known_device = _device(device, origin)
+    check(spec, plan, work)
     check_profile(profile, plan, work)
     tuned = build(Training, trained, "training", vetted=vetted) if trained else Training()
     check_training(spec, plan, tuned, replicas_known="dp" in grid)
@@ -144,7 +146,7 @@ def resolve(
         layout=plan,
         workload=work,
         framework=profile,
-        device=_device(device, origin),
+        device=known_device,
         policies=asked,
         warnings=(
             *origin.warnings,

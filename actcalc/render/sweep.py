@@ -30,6 +30,7 @@ def sweep_sheets(result: Sweep, units: str) -> list[Sheet]:
     grouped = f", by {result.group_by}" if result.group_by else ""
     return [
         Sheet(
+            answer=_answer(result),
             title=f"{result.title}: {len(result.rows)} combinations{grouped}",
             columns=columns,
             rows=tuple(shown),
@@ -46,6 +47,21 @@ def sweep_sheets(result: Sweep, units: str) -> list[Sheet]:
             keys=tuple(column.key for column in columns if column.key != _FOR_PEOPLE),
         )
     ]
+
+
+def _answer(result: Sweep) -> str:
+    """How many combinations fit, and the fastest of them; in one sentence."""
+    rows = result.rows
+    runs = [row for row in rows if row.problem is None]
+    if not any(row.fits is not None for row in runs):
+        return f"{len(runs)} of {len(rows)} combinations are runs."
+    fitting = [row for row in runs if row.fits]
+    said = f"{len(fitting)} of {len(rows)} combinations fit"
+    fastest = max(fitting, key=lambda row: row.tokens_per_second_per_gpu or 0, default=None)
+    if fastest is None or len(rows) == 1:
+        return said + "."
+    words = ", ".join(f"{name} {value}" for name, value in fastest.values.items())
+    return f"{said}, the fastest per GPU with {words}."
 
 
 def _ends_group(result: Sweep, index: int) -> bool:
