@@ -172,9 +172,10 @@ def test_csv_carries_an_infeasible_answer(cli: Cli, tmp_path: Path) -> None:
     stages, changes = tables(out)
     assert [row["feasible"] for row in stages] == ["False"]
     assert int(stages[0]["smallest_memory_bytes"]) == found["smallest_memory_bytes"]
-    assert [(row["change"], int(row["smallest_memory_bytes"])) for row in changes] == [
-        (one["change"], one["smallest_memory_bytes"]) for one in found["changes"]
-    ]
+    # a cell that begins like a formula is guarded
+    assert [
+        (row["change"].removeprefix("'"), int(row["smallest_memory_bytes"])) for row in changes
+    ] == [(one["change"], one["smallest_memory_bytes"]) for one in found["changes"]]
     assert {row["fits"] for row in changes} == {"True", "False"}
     path = tmp_path / "answer.svg"
     assert cli(*args, "-o", str(path)).code == 1

@@ -169,10 +169,19 @@ def test_a_full_disk_leaves_the_old_file(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+# A process in the background of a script is born deaf to the signal.
+INTERRUPTED = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from actcalc.cli import entry
+entry()
+"""
+
+
 @pytest.mark.parametrize("after", [0.06, 0.09, 0.15, 0.3])
 def test_an_interrupt_prints_no_traceback(after, tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-c", "from actcalc.cli import entry; entry()", "compare", "gpt3-175b",
+        [sys.executable, "-c", INTERRUPTED, "compare", "gpt3-175b",
          "--device", "h100-80gb", "--layers", "1000"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -187,7 +187,7 @@ def test_nested_values_with_library_defaults():
                 "num_hidden_layers": 34,
                 "sliding_window": 1024,
             },
-            "vision_config": {"hidden_size": 1152},
+            "vision_config": {"hidden_size": 1152, "image_size": 896, "patch_size": 14},
         }
     )
     spec = build(Model, imported.fields, "gemma-3-4b")

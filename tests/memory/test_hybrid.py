@@ -164,7 +164,7 @@ def test_models_that_contradict_themselves(changes: dict[str, Any]) -> None:
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("framework", ["megatron-local", "transformers", "paper"])
+@pytest.mark.parametrize("framework", ["megatron-local", "torchtitan", "paper"])
 def test_other_frameworks_have_no_mixer(framework: str) -> None:
     with pytest.raises(SpecError) as caught:
         model_graph(Model(**BASE), Layout(), Workload(), load_framework(framework))

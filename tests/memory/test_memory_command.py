@@ -229,7 +229,7 @@ def test_the_header_says_the_moments_that_are_charged(
     )
 
 
-@pytest.mark.parametrize("framework", ["transformers", "torchtitan"])
+@pytest.mark.parametrize("framework", ["transformers"])
 def test_fp8_is_refused_where_there_is_no_recipe_for_it(cli: Cli, framework: str) -> None:
     refused = cli("memory", "llama-3-8b", "--precision", "fp8", "--framework", framework)
     assert refused.code == 2
