@@ -116,7 +116,9 @@ def _tuned(kinds: Mapping[Graph, LayerKind], graph: Graph) -> str:
         number = f" {adapted.index(graph) + 1}" if len(adapted) > 1 else ""
         return f" with adapters{number}"
     trained = any(not weight.frozen for weight in graph.weights)
-    return "" if trained else " frozen"
+    if trained:
+        return ""
+    return " frozen" if graph.gradient == "passes" else " frozen, without backward"
 
 
 def _labels(kinds: Sequence[LayerKind]) -> list[str]:

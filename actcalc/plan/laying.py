@@ -65,11 +65,12 @@ class RunStages:
         self.settings = settings or PlanSettings()
         check_settings(run, self.settings)
         self.staged = StagedRun(run)
-        if any(kind.graph.gradient != "passes" for kind in self.staged.kinds):
+        detached = any(kind.graph.gradient != "passes" for kind in self.staged.kinds)
+        if detached and (options is not None or not self.by_moments):
             raise SpecError(
-                "some layers are frozen and no gradient passes them: plan has nothing to choose "
-                "there, and does not plan the others beside them",
-                "`actcalc memory` counts such a run; drop --freeze to plan it",
+                "some layers are frozen and no gradient passes them: such a run is planned moment "
+                "by moment, with every way to run the other layers",
+                "drop --emit, --offload and --method greedy, and keep --memory-model timeline",
             )
         self.memory = StageMemory(self.staged, NONE)
         self.model: ModelGraph = self.staged.graph

@@ -12,7 +12,7 @@ from actcalc.memory.stage import read
 from actcalc.memory.working import Known, working
 from actcalc.plan.options import Costs, module_policies, outcome_of, plan_layer, policy_option
 from actcalc.policy.outcome import LayerOutcome, layer_outcome
-from actcalc.policy.rules import Policy, rerun_ops
+from actcalc.policy.rules import NONE, Policy, rerun_ops
 from actcalc.solve.frontier import LayerOption, layer_frontier
 from actcalc.solve.layers import layer_options
 from actcalc.solve.options import Option, OptionSet
@@ -130,7 +130,9 @@ class LayerWays:
             for special, outcome in self.special(graph):
                 yield Measured(special, outcome, outcome.rerun)
             return
-        if self.modules:
+        if graph.gradient != "passes":
+            yield self._policy(graph, NONE)
+        elif self.modules:
             for policy in module_policies(self.model, graph, self.full):
                 yield self._policy(graph, policy)
         else:

@@ -106,6 +106,28 @@ def test_a_mask_is_held_for_what_re_runs_alone(model: str, precision: str) -> No
     assert len(set(found.values())) > 1
 
 
+@pytest.mark.parametrize("training", [{"freeze": 4}, {"lora_rank": 8}])
+def test_layers_without_backward_are_planned_with_the_others(training: dict[str, Any]) -> None:
+    hybrid = "lora_rank" in training
+    run = load_run(
+        "nemotron-3-nano-30b-a3b" if hybrid else "llama-3-8b",
+        model={"layers": 8},
+        workload={"seq": 512},
+        training=training,
+        framework="megatron" if hybrid else "transformers",
+    )
+    planner = RunPlanner(run, PlanSettings())
+    assert any(kind.graph.gradient != "passes" for kind in planner.staged.kinds)
+    labels = [kind.label for kind in planner.staged.kinds]
+    assert len(set(labels)) == len(labels)
+    for name in ("none", "selective", "full"):
+        found = memory_run(replace(run, policies=(name,))).peak_bytes
+        assert planner.laid(planner.stages[0], planner.staged.policy(name)).peak == found
+        (plan,) = planner.plan(found)
+        assert plan.feasible
+        assert (plan.peak_bytes or 0) <= found
+
+
 def test_the_optimizer_step_can_be_the_peak() -> None:
     run = load_run(
         "llama-3-8b",

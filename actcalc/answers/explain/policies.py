@@ -65,7 +65,7 @@ def _policy(name: str) -> Explainer:
         before = layer_outcome(graph, staged.main.graph, NONE).sizes(graph).stored
         freed, share, again = _shares(staged, policy)
         if not outcome.rerun:
-            return _idle(staged, policy)
+            return _idle(staged, policy, before)
         step = rerun_flops(staged, policy) / model_flops(graph)
         lines = [
             "re-runs: " + ", ".join(named(op.name) for op in outcome.rerun),
@@ -100,8 +100,8 @@ def _policy(name: str) -> Explainer:
     return explain
 
 
-def _idle(staged: StagedRun, policy: Policy) -> Body:
-    """A policy whose modules the layer does not have."""
+def _idle(staged: StagedRun, policy: Policy, kept: int) -> Body:
+    """A policy whose modules the layer, which keeps ``kept`` bytes, does not have."""
     tags = {tag for op in staged.main.graph.ops for tag in op.modules}
     there = [row.name for row in MODULES.values() if row.tag in tags]
     others = [
@@ -109,7 +109,10 @@ def _idle(staged: StagedRun, policy: Policy) -> Body:
         for kind in staged.kinds
         if kind is not staged.main and layer_outcome(staged.graph, kind.graph, policy).rerun
     ]
-    lines = [f"Its modules there: {', '.join(there) or 'none'}."]
+    lines = [
+        f"Its modules there: {', '.join(there) or 'none'}.",
+        f"It keeps {kept:,} B per layer and GPU, as under none.",
+    ]
     lines += [f"It does re-run something in other layers: {', '.join(others)}."] if others else []
     return Body(
         title=f"policy {policy.name}",
