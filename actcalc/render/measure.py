@@ -95,7 +95,7 @@ def _inputs(result: Measurement) -> tuple[str, ...]:
         by += f", transformers {result.transformers_version}"
     work = []
     if result.seq is not None:
-        work.append(f"s {result.seq}")
+        work.append(f"s {result.seq:,}")
     if result.micro_batch is not None:
         work.append(f"b {result.micro_batch}")
     work.append(result.precision)

@@ -34,7 +34,7 @@ def search_sheets(
             columns=columns,
             rows=rows_of(columns, result.results),
             above=(
-                f"s {work['seq']}  {work['precision']}  {work['attention']} attention  "
+                f"s {work['seq']:,}  {work['precision']}  {work['attention']} attention  "
                 f"{result.framework} kernels  {work['global_batch']} sequences per step",
                 f"{result.considered:,} layouts, of which {result.feasible:,} fit {usable}; "
                 f"{_LISTED[result.listed]}",

@@ -183,7 +183,7 @@ def _example(run: Run) -> str:
     return " ".join(
         [
             run.model.name,
-            f"s {run.workload.seq} b {run.workload.micro_batch}",
+            f"s {run.workload.seq:,} b {run.workload.micro_batch}",
             *degrees,
             f"{run.workload.attention} attention, {run.framework} kernels",
         ]
