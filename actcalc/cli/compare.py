@@ -158,6 +158,9 @@ def _compare_models(
 
 
 def _code(results: list[Comparison]) -> int:
-    """1 where the device holds none of the policies; without a device nothing is judged."""
+    """1 where the device holds none of several policies; without a device nothing is judged.
+
+    One policy alone is no choice: its figures are what was asked for.
+    """
     fits = [policy.fits for result in results for policy in result.policies]
-    return 1 if False in fits and True not in fits else 0
+    return 1 if len(fits) > 1 and False in fits and True not in fits else 0
