@@ -10,6 +10,7 @@ from typing import Any
 
 from actcalc.layers.core.context import Context, sizes_of, whole
 from actcalc.layers.core.graph import Graph, Weight
+from actcalc.layers.core.resize import graph_at
 from actcalc.layers.megatron.ends import embedding_graph, head_graph
 from actcalc.layers.megatron.layer import layer_graph
 from actcalc.specs import Framework, LayerKind, Layout, Model, Workload
@@ -122,9 +123,13 @@ def _tuned(kinds: Mapping[Graph, LayerKind], graph: Graph) -> str:
 
 
 def _labels(kinds: Sequence[LayerKind]) -> list[str]:
-    """A label for each kind: where several share one, rotary position or a number tells."""
+    """A label for each kind: where several share one, sizes, rotary position or a number tell."""
     labels = [kind.label for kind in kinds]
-    some = [kind for kind in kinds if labels.count(kind.label) > 1]
+    labels = [
+        _sized(kind) if labels.count(label) > 1 else label
+        for kind, label in zip(kinds, labels, strict=True)
+    ]
+    some = [kind for kind, label in zip(kinds, labels, strict=True) if labels.count(label) > 1]
     if any(kind.rotary for kind in some):
         labels = [
             label if kind.rotary or kind not in some else f"{label} without rotary"
@@ -134,6 +139,11 @@ def _labels(kinds: Sequence[LayerKind]) -> list[str]:
         label if labels.count(label) == 1 else f"{label} {labels[: index + 1].count(label)}"
         for index, label in enumerate(labels)
     ]
+
+
+def _sized(kind: LayerKind) -> str:
+    """A kind's label with the sizes that are its own, e.g. ``dense ffn 14336``."""
+    return " ".join([kind.label, *(f"{name} {size}" for name, size in kind.sizes)])
 
 
 def model_graph(
@@ -164,7 +174,7 @@ def model_graph(
 
 
 def _layer(ctx: Context, kind: LayerKind) -> Graph:
-    graph = layer_graph(ctx, kind)
+    graph = _own_size(ctx, kind) if kind.sizes else layer_graph(ctx, kind)
     if not ctx.workload.fp8_products:
         return graph
     from actcalc.layers.core.fp8 import cast_before, cast_each_time, quantised
@@ -174,6 +184,17 @@ def _layer(ctx: Context, kind: LayerKind) -> Graph:
     if not ctx.framework.op_by_op:
         return graph
     return cast_before(graph) if ctx.tp else cast_each_time(graph)
+
+
+def _own_size(ctx: Context, kind: LayerKind) -> Graph:
+    """The graph of a layer whose sizes are not the model's: its own stand there as numbers."""
+    own = ctx.of_kind(kind)
+    usual = sizes_of(ctx.model, ctx.layout, ctx.workload)
+    sizes = sizes_of(own.model, ctx.layout, ctx.workload)
+    return graph_at(
+        layer_graph(own, kind),
+        {name: size for name, size in sizes.items() if usual.get(name) != size},
+    )
 
 
 def unique_weights(graphs: Iterator[tuple[Graph, int]]) -> Iterator[tuple[Weight, int]]:

@@ -4,7 +4,7 @@ from actcalc.specs.framework import Framework
 from actcalc.specs.kernels import KernelOptions
 from actcalc.specs.layout import Layout
 from actcalc.specs.model import LayerKind, Model
-from actcalc.specs.parts import Indexer, Linear, Mamba, Mla, Moe
+from actcalc.specs.parts import Indexer, Linear, Mamba, Mla, Moe, Sizes
 from actcalc.specs.tower import Tower
 from actcalc.specs.workload import Workload
 
@@ -19,6 +19,7 @@ __all__ = [
     "Mla",
     "Model",
     "Moe",
+    "Sizes",
     "Tower",
     "Workload",
 ]

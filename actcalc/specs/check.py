@@ -201,20 +201,25 @@ def _tensor_parallel(model: Model, layout: Layout) -> None:
     widths = {"heads": model.heads, "hidden": model.hidden, "ffn": model.ffn}
     if model.moe and (layout.etp or tp) == tp:
         widths["moe.ffn"] = model.moe.ffn
+    groups = {"kv_heads": model.kv_heads}
+    first = {sizes: index for index, sizes in reversed(list(enumerate(model.layer_sizes)))}
+    for sizes, index in first.items():
+        for name in sizes.own.keys() - {"head_dim"}:
+            where = groups if name == "kv_heads" else widths
+            where[f"layer {index}'s {name}"] = sizes.own[name]
     legal = [
         d
         for d in divisors(model.heads)
         if all(width % d == 0 for width in widths.values())
-        and (model.kv_heads % d == 0 or d % model.kv_heads == 0)
+        and all(heads % d == 0 or d % heads == 0 for heads in groups.values())
     ]
     hint = f"use --tp {nearest(legal, tp)} (legal: {', '.join(map(str, legal))})"
     for name, width in widths.items():
         if width % tp:
             raise SpecError(f"tp {tp} does not divide {name} {width}", hint)
-    if model.mla is None and model.kv_heads % tp and tp % model.kv_heads:
-        raise SpecError(
-            f"tp {tp} neither divides kv_heads {model.kv_heads} nor is a multiple of it", hint
-        )
+    for name, heads in groups.items():
+        if model.mla is None and heads % tp and tp % heads:
+            raise SpecError(f"tp {tp} neither divides {name} {heads} nor is a multiple of it", hint)
 
 
 def _sequence(layout: Layout, workload: Workload) -> None:

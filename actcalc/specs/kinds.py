@@ -290,6 +290,7 @@ _PYTORCH: Mapping[str, Kind] = {
             "fp32": "in fp32, cast back (modeling_llama.py)",
             "input": "in the scores' type (modeling_gpt2.py)",
             "floored": "of scores not below the smallest number (modeling_xglm.py)",
+            "less_maximum": "of scores less their maximum (modeling_mimo_v2_flash.py)",
         },
     ),
     "mask": Kind(

@@ -16,6 +16,7 @@ from actcalc.specs.parts import (
     Mamba,
     Mla,
     Moe,
+    Sizes,
     nearest_divisor,
 )
 from actcalc.specs.tower import Tower
@@ -51,12 +52,14 @@ class LayerKind(NamedTuple):
     rotary: bool
     cross: bool = False
     mixer: Mixer = "attention"
+    sizes: tuple[tuple[str, int], ...] = ()
+    """Sizes that differ from the model's, by name."""
 
     @property
     def label(self) -> str:
         """A short name, e.g. ``dense``, ``moe``, ``sliding+moe``, ``linear+moe``, ``mamba``."""
         if self.mixer == "none":
-            return "feed-forward" if self.mlp == "dense" else "experts"
+            return {"dense": "feed-forward", "moe": "experts", "none": "nothing"}[self.mlp]
         if self.mixer in ("mamba", "linear"):
             more = {"dense": "+dense" if self.mixer == "mamba" else "", "moe": "+moe", "none": ""}
             return self.mixer + more[self.mlp]
@@ -86,6 +89,8 @@ class Model(Spec):
     """Key/value heads (k); 0 means as many as heads."""
     head_dim: Count = 0
     """Width of one head (d); 0 means hidden / heads."""
+    value_dim: Count = 0
+    """Width of one head's values where it is not that of its keys (MiMo-V2); 0 means head_dim."""
     ffn: Count = 0
     """Feed-forward width (f); 0 means 4 · hidden."""
     vocab: Count = 0
@@ -142,10 +147,14 @@ class Model(Spec):
     attention_gate: Literal["none", "packed", "own"] = "none"
     """Attention's output is scaled by a sigmoid of the layer's input, whose projection is packed
     with the queries' (Qwen3-Next) or of its own (AFMoE)."""
+    values_scaled: bool = False
+    """Values are multiplied by a number (MiMo-V2)."""
     v_norm: bool = False
     """Values are normalised too (Gemma 3n/4)."""
     attention_sinks: bool = False
     """A learned per-head logit joins the softmax (gpt-oss)."""
+    sinks_in: Literal["every", "windowed"] = "every"
+    """Which layers have sinks, if any: every one, or those with a window (MiMo-V2)."""
     attention_softcap: Cap = 0.0
     """tanh cap of the attention scores (Gemma 2); 0 means none."""
     logit_softcap: Cap = 0.0
@@ -162,6 +171,9 @@ class Model(Spec):
     mlp_pattern: tuple[MlpKind, ...] = ()
     """Kind of feed-forward per layer, none included; empty means all dense, or all moe if ``moe``
     is given."""
+    layer_sizes: tuple[Sizes, ...] = ()
+    """Sizes of each layer that differ from the model's (Nemotron-NAS's blocks, MiMo-V2's windowed
+    layers); empty: none do."""
     no_rope_layers: tuple[int, ...] = ()
     """Indices of layers without rotary position (Llama 4, SmolLM 3)."""
     moe: Moe | None = None
@@ -227,6 +239,8 @@ class Model(Spec):
             self._set(linear=Linear(**self.linear))
         for name in ("attention_pattern", "mlp_pattern", "no_rope_layers"):
             self._set(**{name: tuple(getattr(self, name))})
+        each = (Sizes(**sizes) if isinstance(sizes, dict) else sizes for sizes in self.layer_sizes)
+        self._set(layer_sizes=tuple(each))
         super().__post_init__()
 
     def _check(self) -> None:
@@ -250,7 +264,7 @@ class Model(Spec):
                 f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}",
                 f"use kv_heads {nearest_divisor(self.heads, self.kv_heads)}",
             )
-        for name in ("attention_pattern", "mlp_pattern"):
+        for name in ("attention_pattern", "mlp_pattern", "layer_sizes"):
             length = len(getattr(self, name))
             if length not in (0, self.layers):
                 raise SpecError(
@@ -264,6 +278,7 @@ class Model(Spec):
             )
         if self.pattern or self.mtp_pattern:
             self._check_pattern()
+        self._check_sizes()
         if self.indexer is not None and not (self.mla and self.mla.q_lora):
             raise SpecError(
                 "indexer is given but mla.q_lora is not: it reads the queries' latent",
@@ -282,6 +297,21 @@ class Model(Spec):
                 f"rotary_dim {self.rotary_dim} is wider than head_dim {self.head_dim}",
                 f"use a rotary_dim of at most {self.head_dim}",
             )
+
+    def _check_sizes(self) -> None:
+        """Each layer's own sizes are sizes that a model could have."""
+        if self.layer_sizes and (self.mla or self.encoder_layers or self.pattern):
+            raise SpecError(
+                "layer_sizes are given beside mla, encoder_layers or pattern",
+                "give each layer's sizes in a decoder with plain attention",
+            )
+        for own in dict.fromkeys(self.layer_sizes):
+            heads, kv_heads = own.heads or self.heads, own.kv_heads or self.kv_heads
+            if heads % kv_heads:
+                raise SpecError(
+                    f"layer_sizes: heads {heads} is not divisible by kv_heads {kv_heads}",
+                    f"use kv_heads {nearest_divisor(heads, kv_heads)}",
+                )
 
     def _check_pattern(self) -> None:
         if len(self.mtp_pattern) > MAX_LAYERS:
@@ -310,6 +340,11 @@ class Model(Spec):
     def q_dim(self) -> int:
         """Width of all query heads together."""
         return self.heads * (self.mla.qk_dim if self.mla else self.head_dim)
+
+    @property
+    def v_dim(self) -> int:
+        """Width of one head's values."""
+        return self.mla.v_dim if self.mla else self.value_dim or self.head_dim
 
     @property
     def depth(self) -> int:
@@ -341,7 +376,25 @@ class Model(Spec):
             rotary=rotary and index not in self.no_rope_layers,
             cross=self.encoder_layers > 0,
             mixer=mixer,
+            sizes=self._own(index, mixer, mlp),
         )
+
+    def _own(self, index: int, mixer: Mixer, mlp: MlpKind) -> tuple[tuple[str, int], ...]:
+        """Sizes of a layer's parts that differ from the model's."""
+        if not self.layer_sizes:
+            return ()
+        parts = {"ffn": mlp == "dense"}
+        return tuple(
+            (name, size)
+            for name, size in self.layer_sizes[index].own.items()
+            if size != getattr(self, name) and parts.get(name, mixer == "attention")
+        )
+
+    def of_kind(self, kind: LayerKind) -> Model:
+        """The model as a layer of that kind sees it, with the layer's sizes for its own."""
+        if not kind.sizes:
+            return self
+        return self.model_copy(update={**dict(kind.sizes), "layer_sizes": ()})
 
     def part(self, letter: str) -> LayerKind:
         """What a hybrid's layer of that letter is."""
@@ -369,7 +422,7 @@ class Model(Spec):
         updates: dict[str, object] = {"layers": layers}
         if layers > MAX_LAYERS:  # refused when the model is made
             return updates
-        for name in ("attention_pattern", "mlp_pattern"):
+        for name in ("attention_pattern", "mlp_pattern", "layer_sizes"):
             pattern = getattr(self, name)
             if pattern:
                 updates[name] = tuple(pattern[i % len(pattern)] for i in range(layers))

@@ -16,6 +16,25 @@ def nearest_divisor(number: int, wanted: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Sizes(Spec):
+    """Sizes of one layer that differ from the model's; 0: as the model's."""
+
+    heads: Count = 0
+    """Attention (query) heads."""
+    kv_heads: Count = 0
+    """Key/value heads."""
+    head_dim: Count = 0
+    """Width of one head."""
+    ffn: Count = 0
+    """Feed-forward width."""
+
+    @property
+    def own(self) -> dict[str, int]:
+        """What differs, by field name."""
+        return {name: getattr(self, name) for name in self.field_names() if getattr(self, name)}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Moe(Spec):
     """A mixture-of-experts feed-forward (Mixtral, Qwen-MoE, DeepSeek, gpt-oss, Llama 4)."""
 

@@ -11,7 +11,7 @@ import pytest
 from actcalc.errors import SpecError
 from actcalc.io.hf import read_config_file
 from actcalc.io.sources import source
-from actcalc.specs import Model, Workload
+from actcalc.specs import Model, Sizes, Workload
 from actcalc.specs.validate import build
 
 DATA = Path(__file__).parent.parent / "data"
@@ -19,9 +19,7 @@ FOLDER = DATA / "configs"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 
 REFUSED = {
-    "XiaomiMiMo--MiMo-V2-Flash": "key/value heads",
     "deepseek-ai--DeepSeek-V4-Flash": "compress_ratios",
-    "nvidia--Llama-3_3-Nemotron-Super-49B-v1": "block_configs",
 }
 
 # What makes each configuration odd (config_sources.json), read as it is meant.
@@ -32,6 +30,17 @@ READ: dict[str, dict[str, Any]] = {
         "position": "none",
         "kv_heads": 8,
     },
+    "XiaomiMiMo--MiMo-V2-Flash": {
+        "window": 129,
+        "value_dim": 128,
+        "rotary_dim": 64,
+        "sinks_in": "windowed",
+        "layer_sizes": tuple(
+            Sizes(kv_heads=0 if i == 0 or (i + 1) % 6 == 0 else 8) for i in range(48)
+        ),
+        "mlp_pattern": ("dense",) + ("moe",) * 47,
+    },
+    "nvidia--Llama-3_3-Nemotron-Super-49B-v1": {"kv_heads": 8, "ffn": 28672, "layers": 80},
     "falcon-mamba-7b": {"pattern": "M" * 64, "heads": 1, "fp32_stream": True},
     "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": {"layers": 52, "position": "none"},
     "nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-FP8": {
@@ -131,6 +140,7 @@ READ: dict[str, dict[str, Any]] = {
 }
 
 MOE: dict[str, dict[str, Any]] = {
+    "XiaomiMiMo--MiMo-V2-Flash": {"experts": 256, "topk": 8, "ffn": 2048, "router": "sigmoid"},
     "AI21-Jamba-1.5-Mini": {"experts": 16, "topk": 2, "ffn": 14336},
     "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": {"shared_ffn": 3712, "latent": 0},
     "nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-FP8": {"experts": 512, "latent": 1024},
@@ -157,6 +167,8 @@ MOE: dict[str, dict[str, Any]] = {
 }
 
 WARNS = {
+    "XiaomiMiMo--MiMo-V2-Flash": ("fp8",),
+    "nvidia--Llama-3_3-Nemotron-Super-49B-v1": ("auto_map",),
     "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": ("auto_map",),
     "nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-FP8": ("auto_map",),
     "nvidia--Nemotron-H-56B-Base-8K": ("auto_map",),

@@ -190,6 +190,44 @@ def llama(**fields: Any) -> dict[str, Any]:
     }
 
 
+BLOCKS = [
+    {"attention": {"n_heads_in_group": 4}, "ffn": {"ffn_mult": 3.0}},
+    {"attention": {"n_heads_in_group": None, "no_op": True}, "ffn": {"ffn_mult": 0.7}},
+    {"attention": {"n_heads_in_group": 8}, "ffn": {"no_op": True, "ffn_mult": None}},
+    {"attention": {"no_op": True}, "ffn": {"no_op": True}},
+    {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 0.7}},
+    {"attention": {"n_heads_in_group": 4}, "ffn": {"ffn_mult": 3.0}},
+]
+
+
+def test_blocks_of_sizes_of_their_own_are_layers_of_llama() -> None:
+    """The blocks run Llama's code, whose bytes are the real class's, each at its own sizes."""
+    config = llama(model_type="nemotron-nas", num_hidden_layers=6, block_configs=BLOCKS)
+    found = predicted(graph_of(config, seq=128, micro_batch=2))
+
+    def layer(kv_heads: int, ffn: int) -> int:
+        model = llama(num_key_value_heads=kv_heads, intermediate_size=ffn)
+        return predicted(graph_of(model, seq=128, micro_batch=2)).layers[1]
+
+    tables = 2 * 2 * 128 * 64
+    tokens, hidden = 128 * 2, 512
+    norm = tokens * (8 * hidden + 4)
+    # int(2 · 0.7 · 512 / 3) is 238, rounded up to 256.
+    assert found.layers[1] == norm + tokens * 8 * 256
+    assert found.layers[3] == 0
+    assert found.layers[0] == layer(2, 1024) + tables
+    assert found.layers[4] == layer(4, 256)
+    assert found.layers[2] == layer(1, 256) - found.layers[1]
+    assert found.layers[5] == layer(2, 1024)
+
+
+def test_blocks_of_another_kind_are_refused() -> None:
+    odd = [{"attention": {"replace_with_linear": True}, "ffn": {"ffn_mult": 1.0}}]
+    config = llama(model_type="nemotron-nas", num_hidden_layers=1, block_configs=odd)
+    with pytest.raises(SpecError, match=r"block_configs\[0\].*replace_with_linear"):
+        graph_of(config, seq=128)
+
+
 def test_flash_package_keeps_sixteen_bytes_of_state():
     sdpa = predicted(graph_of(llama(), seq=128, attention="sdpa"))
     flash = predicted(graph_of(llama(), seq=128, attention="flash"))

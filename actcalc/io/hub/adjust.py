@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from actcalc.io.hub.blocks import BLOCKS
 from actcalc.io.hub.family import ACTIVATIONS, SIZES
 from actcalc.io.hub.mixers import MIXERS
 from actcalc.io.hub.reading import Reading
@@ -22,7 +23,7 @@ def _adjust(name: str) -> Callable[[Callable[[Reading], None]], Callable[[Readin
     return register
 
 
-ADJUST: dict[str, Callable[[Reading], None]] = {**MIXERS}
+ADJUST: dict[str, Callable[[Reading], None]] = {**MIXERS, **BLOCKS}
 """Exceptions by name: what one type does that no table column says."""
 
 

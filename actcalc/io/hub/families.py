@@ -541,6 +541,36 @@ FAMILIES: dict[str, Family] = {
         defaults={"head_dim": 256, "kv_heads": 2, "vocab": 248320},
         adjust=("gated_delta", "qwen3_5_predicts"),
     ),
+    "mimo_v2_flash": replace(
+        _PLAIN,
+        code=_code("mimo_v2_flash"),
+        facts={**_PLAIN.facts, "attention_sinks": True, "sinks_in": "windowed"},
+        flags={"qkv_bias": ("attention_bias", False)},
+        windows="mimo_v2",
+        window_default=129,
+        rotary=0.334,
+        experts=replace(
+            DEEPSEEK_V3.experts or Experts(), layers="listed_first_dense", shared_count=(),
+        ),
+        defaults={"head_dim": 192, "kv_heads": 4},
+        eager=True,
+        adjust=("mimo_v2", "expert_groups"),
+    ),
+    "nemotron-nas": replace(
+        LLAMA,
+        code="nvidia/Llama-3_3-Nemotron-Super-49B-v1 modeling_decilm.py",
+        keys={"ffn": (), "kv_heads": ()},
+        windows="none",
+        blocks=True,
+        adjust=("blocks",),
+    ),
+    "deci": replace(
+        LLAMA,
+        code="Deci/DeciLM-7B modeling_decilm.py",
+        keys={"kv_heads": ()},
+        windows="none",
+        adjust=("kv_heads_per_layer",),
+    ),
     "mimo": replace(
         QWEN2, code="XiaomiMiMo/MiMo-7B modeling_mimo.py", adjust=("prediction_layers",),
     ),
@@ -1039,6 +1069,7 @@ ALIASES: dict[str, str] = {
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
     "phi3_v": "phi3",
+    "mimo_v2": "mimo_v2_flash",
 }
 """Other names of those types: old spellings, and the language models of vision-language types."""
 

@@ -86,6 +86,8 @@ class Family:
     """The library has no scaled_dot_product_attention for the type: eager is its default."""
     adjust: Keys = ()
     """Exceptions, by name, applied in order (``read.ADJUST``)."""
+    blocks: bool = False
+    """Its configuration lists the sizes of every block (``block_configs``)."""
     wide: bool = False
     """A missing feed-forward width means four times hidden."""
     attentionless: bool = False

@@ -107,6 +107,17 @@ def _llama4(values: Values, layers: int) -> Kinds:
     return tuple("full" if i in still else "chunked" for i in range(layers))
 
 
+def _mimo_v2(values: Values, layers: int) -> Kinds:
+    """The checkpoint's code marks windowed layers by 1; else the first and every sixth are full."""
+    key = "hybrid_layer_pattern"
+    listed = values.items(key, layers) if values.has(key) else None
+    if listed is None:
+        return tuple("full" if i == 0 or (i + 1) % 6 == 0 else "sliding" for i in range(layers))
+    if any(entry not in (0, 1) for entry in listed):
+        raise values.wrong(key, "not entries of 0 or 1", "give one per layer")
+    return tuple("sliding" if entry else "full" for entry in listed)
+
+
 def _gpt_neo(values: Values, layers: int) -> Kinds:
     """``[[["global", "local"], 12]]``: groups of layer kinds, each repeated."""
     key = "attention_types"
@@ -184,6 +195,7 @@ WINDOW_RULES: dict[str, Callable[[Values, int], Kinds]] = {
     "qwen_upper_always": _qwen_upper_always,
     "qwen_even": _qwen_even,
     "qwen_all": _qwen_all,
+    "mimo_v2": _mimo_v2,
     "gpt_neo": _gpt_neo,
     "llama4": _llama4,
     "linear": _linear,
@@ -272,7 +284,7 @@ def _first_dense(values: Values, layers: int) -> Kinds:
 
 
 def _listed_first_dense(values: Values, layers: int) -> Kinds:
-    if values.has("first_k_dense_replace"):
+    if values.has("first_k_dense_replace") or values.has("moe_layer_freq"):
         return _first_dense(values, layers)
     return ("dense",) + ("moe",) * (layers - 1)
 

@@ -40,15 +40,6 @@ REFUSED: dict[str, str] = {
         "its attention compresses keys per layer (compress_ratios), groups the output projection "
         "and widens the residual stream (hc_mult)"
     ),
-    "nemotron-nas": (
-        "each block has sizes of its own (block_configs), some with no-op attention or feed-forward"
-    ),
-    "deci": "each layer has its own number of key/value heads",
-    **dict.fromkeys(
-        ("mimo_v2_flash", "mimo_v2"),
-        "sliding and full-attention layers differ in key/value heads, and values are narrower "
-        "than keys",
-    ),
     "gemma3n": "it has per-layer embeddings and alternating updates of a widened stream",
     "gemma3n_text": "it has per-layer embeddings and alternating updates of a widened stream",
     "gemma4": "layers differ in head width and share keys and values",
@@ -105,7 +96,7 @@ REFUSED: dict[str, str] = {
 
 NOT_IN_TRANSFORMERS = frozenset(
     ("mamba-2", "hymba", "plamo2", "minimax_text_01", "MiniMaxText01", "rwkv5", "rwkv6", "retnet",
-     "nemotron-nas", "deci", "mimo_v2", "openelm", "arctic", "grok-1")
+     "openelm", "arctic", "grok-1")
 )  # fmt: skip
 """Refused types whose code is published with their checkpoints alone."""
 
@@ -140,7 +131,7 @@ def refuse(model_type: str, values: Values) -> None:
             (
                 f"{values.label(key)} says it has {what}"
                 for key, what in _MARKS.items()
-                if values.has(key)
+                if values.has(key) and not (family and family.blocks and key == "block_configs")
             ),
             None,
         )

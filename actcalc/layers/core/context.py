@@ -22,7 +22,7 @@ from functools import cached_property
 from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import ONE, Expr, symbol
 from actcalc.layers.core.graph import DType
-from actcalc.specs import Framework, Layout, Model, Workload
+from actcalc.specs import Framework, LayerKind, Layout, Model, Workload
 
 LEGEND: Mapping[str, str] = {
     "s": "sequence",
@@ -81,6 +81,8 @@ def sizes_of(model: Model, layout: Layout, workload: Workload) -> dict[str, int]
         "x": layout.etp or layout.tp,
         "y": min(workload.seq, model.window) if model.window else workload.seq,
     }
+    if model.value_dim:
+        sizes["g"] = model.value_dim
     if model.position == "rotary":
         sizes["p"] = model.rotary_dim or model.head_dim
     if model.moe:
@@ -135,6 +137,11 @@ class Context:
     def of_decoder(self) -> Context:
         """The same run as its decoder sees it."""
         return Context(self.model, self.layout, self.workload, self.framework, decoder=True)
+
+    def of_kind(self, kind: LayerKind) -> Context:
+        """The same run as a layer sees it whose sizes are not the model's."""
+        model = self.model.of_kind(kind)
+        return Context(model, self.layout, self.workload, self.framework, decoder=self.decoder)
 
     def of_encoder(self) -> Context:
         """The same run as its encoder sees it."""
@@ -217,6 +224,21 @@ class Context:
             return self.heads
         shards = symbol("z") if self.model.kv_heads < self.layout.tp else self.t
         return symbol("k") / shards
+
+    @cached_property
+    def v_head(self) -> Expr:
+        """Width of one head's values."""
+        return symbol("g") if self.model.v_dim != self.model.head_dim else self.d
+
+    @cached_property
+    def v_width(self) -> Expr:
+        """Width of all heads' values on one rank."""
+        return self.kv_width if self.v_head == self.d else self.kv_heads * self.v_head
+
+    @cached_property
+    def context_width(self) -> Expr:
+        """Width of what all heads read on one rank: of values, for each query head."""
+        return self.q_width if self.v_head == self.d else self.heads * self.v_head
 
     @cached_property
     def q_width(self) -> Expr:

@@ -37,11 +37,31 @@ def refuse_architecture(ctx: Context) -> None:
                 f"framework {ctx.framework} does not model {what} ({model.name})",
                 "use --framework transformers",
             )
+    for wrong, what in _not_modelled(model):
+        if wrong:
+            raise SpecError(
+                f"framework {ctx.framework} does not model {what} ({model.name})",
+                "use --framework transformers",
+            )
     if ctx.framework.idealised:
         return
     for wrong, what in _not_in_megatron(model):
         if wrong:
             raise SpecError(f"Megatron-Core has no {what} ({model.name})", _elsewhere(ctx))
+
+
+def _not_modelled(model: Model) -> list[tuple[bool, str]]:
+    """What neither Megatron-Core nor the papers have.
+
+    Layers may differ in key/value heads and feed-forward width alone
+    (transformer/heterogeneous/heterogeneous_config.py).
+    """
+    other = {name for sizes in model.layer_sizes for name in sizes.own} - {"kv_heads", "ffn"}
+    return [
+        (model.mla is None and model.v_dim != model.head_dim, "values narrower than keys"),
+        (model.sinks_in != "every", "attention sinks in some layers alone"),
+        (bool(other), f"layers that differ in {' and '.join(sorted(other))}"),
+    ]
 
 
 def _elsewhere(ctx: Context) -> str:
@@ -106,6 +126,8 @@ def layer_graph(ctx: Context, kind: LayerKind) -> Graph:
 def layer_body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
     """Append one layer that reads ``stream``; return its output."""
     refuse_architecture(ctx)
+    if kind.mixer == kind.mlp == "none":
+        return stream
     if kind.mixer == "none" or kind.mlp == "none":
         return _half(g, ctx, kind, stream)
     if kind.mixer != "attention":

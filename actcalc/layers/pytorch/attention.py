@@ -8,12 +8,13 @@ from actcalc.layers.core.algebra import ONE, symbol
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import DType, GraphBuilder
 from actcalc.layers.core.norm import norm
-from actcalc.layers.pytorch.core import Core, attend
+from actcalc.layers.pytorch.core import attend
 from actcalc.layers.pytorch.heads import GROUP, MODULE, Heads
 from actcalc.layers.pytorch.linear import linear
 from actcalc.layers.pytorch.mlp import product
 from actcalc.layers.pytorch.parallel import scattered
 from actcalc.layers.pytorch.rotary import rotate
+from actcalc.layers.pytorch.scores import Core
 from actcalc.specs import LayerKind
 
 Triple = tuple[Heads, Heads, Heads]
@@ -34,6 +35,7 @@ def attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> st
             replace(x, storage=_clamp(g, x.storage, name))
             for x, name in ((q, "q"), (k, "k"), (v, "v"))
         )
+    v = _values_scaled(g, ctx, v)
     if kind.rotary:
         q, k = rotate(g, ctx, kind, q, k)
         if ctx.kernel("rope_scale") == "scaled":
@@ -43,11 +45,21 @@ def attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> st
     core = Core(
         q, k, v, kind,
         causal=model.causal, keys=ctx.s_keys,
-        query_width=model.head_dim, value_width=model.head_dim,
+        query_width=model.head_dim, value_width=model.v_dim,
         bias="alibi" if model.position == "alibi" else "",
     )  # fmt: skip
     context = attend(g, ctx, core)
     return close(g, ctx, gated_output(g, ctx, context, gate))
+
+
+def _values_scaled(g: GraphBuilder, ctx: Context, v: Heads) -> Heads:
+    """Append the scaling of values by a number, which keeps nothing (MiMoV2FlashAttention)."""
+    if not ctx.model.values_scaled:
+        return v
+    out = replace(v, storage="v_scaled", sliced=False)
+    g.tensor("v_scaled", out.shape(ctx), g.dtype(v.storage))
+    g.op("v_scale", "multiply", GROUP, [v.storage], ["v_scaled"], modules=MODULE)
+    return out
 
 
 def _output_gate(g: GraphBuilder, ctx: Context, source: str, q: Heads) -> str:
@@ -114,7 +126,7 @@ def close(g: GraphBuilder, ctx: Context, context: str) -> str:
     """Append the output projection of the heads' context."""
     branch = linear(
         g, ctx, "out", GROUP, context,
-        inside=ctx.q_width, outside=ctx.h, bias=ctx.model.out_bias, modules=MODULE,
+        inside=ctx.context_width, outside=ctx.h, bias=ctx.model.out_bias, modules=MODULE,
     )  # fmt: skip
     return scattered(g, ctx, "attention", GROUP, branch, MODULE)
 
@@ -130,14 +142,15 @@ def project(g: GraphBuilder, ctx: Context, source: str) -> Triple:
     if model.packed_qkv:
         storage = linear(
             g, ctx, "qkv", GROUP, source,
-            inside=ctx.h, outside=ctx.q_width + ctx.kv_width * 2, bias=bias, modules=MODULE,
+            inside=ctx.h, outside=ctx.q_width + ctx.kv_width + ctx.v_width, bias=bias,
+            modules=MODULE,
         )  # fmt: skip
         if model.clip_qkv:
             storage = _clamp(g, storage, "qkv")
         names = [storage] * 3
     else:
         gated = model.attention_gate == "packed"
-        widths = (ctx.q_width * 2 if gated else ctx.q_width, ctx.kv_width, ctx.kv_width)
+        widths = (ctx.q_width * 2 if gated else ctx.q_width, ctx.kv_width, ctx.v_width)
         names = [
             linear(
                 g, ctx, part, GROUP, source, inside=ctx.h, outside=width, bias=bias,
@@ -149,7 +162,8 @@ def project(g: GraphBuilder, ctx: Context, source: str) -> Triple:
     halved = model.packed_qkv or model.attention_gate == "packed"
     q = Heads(names[0], ctx.heads, model.heads // tp, ctx.d, sliced=halved)
     kv = replace(q, heads=ctx.kv_heads, count=model.kv_heads // tp, sliced=model.packed_qkv)
-    return q, replace(kv, storage=names[1]), replace(kv, storage=names[2])
+    v = replace(kv, storage=names[2], width=ctx.v_head)
+    return q, replace(kv, storage=names[1]), v
 
 
 def _copied(g: GraphBuilder, ctx: Context, source: str) -> Triple:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from actcalc.errors import SpecError
-from actcalc.layers.core.algebra import ONE, Expr, product
+from actcalc.layers.core.algebra import ONE, Expr
 from actcalc.layers.core.context import Context
-from actcalc.layers.core.graph import DType, GraphBuilder, Weight
+from actcalc.layers.core.graph import DType, GraphBuilder
 from actcalc.layers.core.ops import dropout, softcap
 from actcalc.layers.pytorch.heads import (
     CORE,
@@ -21,7 +21,16 @@ from actcalc.layers.pytorch.heads import (
     repeated,
 )
 from actcalc.layers.pytorch.ring import ring
-from actcalc.specs import LayerKind
+from actcalc.layers.pytorch.scores import (
+    Core,
+    additive_mask,
+    has_padding,
+    maximum_softmax,
+    scores_shape,
+    short_window,
+    sinks,
+    softmax,
+)
 
 Kernel = Literal["flash", "efficient", "math"]
 
@@ -29,30 +38,6 @@ _FLASH_MULTIPLE = 8
 _BIAS_MULTIPLE = 16
 _LSE_MULTIPLE = 32
 _FLASH_WIDEST = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Core:
-    """What an attention core reads, and which keys a query sees.
-
-    ``bias`` says which float bias scaled_dot_product_attention gets beside a mask: ALiBi's, the
-    same for all layers; a learned one of relative positions; or the zeros that cross-attention
-    adds in its place.
-    """
-
-    q: Heads
-    k: Heads
-    v: Heads
-    kind: LayerKind
-    causal: bool
-    keys: Expr
-    query_width: int
-    value_width: int
-    bias: Literal["", "alibi", "relative", "zeros"] = ""
-
-
-def _scores(ctx: Context, x: Core) -> tuple[Expr, ...]:
-    return (ctx.b, x.q.heads, ctx.s, x.keys)
 
 
 def _qk_flops(ctx: Context, x: Core) -> Expr:
@@ -63,22 +48,12 @@ def _pv_flops(ctx: Context, x: Core) -> Expr:
     return ctx.tokens * x.keys * x.q.heads * x.v.width * 2
 
 
-def _short_window(ctx: Context, x: Core) -> bool:
-    """Whether the layer's window hides keys: transformers tests ``kv_length >= window``."""
-    return 0 < x.kind.window <= ctx.workload.seq
-
-
-def _padded(ctx: Context) -> bool:
-    """Whether a mask of padded positions is passed (images have none)."""
-    return ctx.workload.padding_mask and not ctx.model.patches
-
-
 def needs_mask(ctx: Context, x: Core) -> bool:
     """Whether scaled_dot_product_attention gets a mask (masking_utils.py, ``sdpa_mask``)."""
     tower = ctx.model.tower
     images = tower is not None and tower.sees_itself and ctx.workload.image_tokens > 0
     always = ctx.kernel("sdpa_mask") == "always" or ctx.model.indexer is not None or images
-    return always or _padded(ctx) or _short_window(ctx, x) or bool(x.bias)
+    return always or has_padding(ctx) or short_window(ctx, x) or bool(x.bias)
 
 
 def choose(ctx: Context, x: Core, *, masked: bool, grouped: bool, native: bool) -> Kernel:
@@ -122,18 +97,6 @@ def _context(g: GraphBuilder, ctx: Context, x: Core, source: str) -> str:
     return out
 
 
-def additive_mask(g: GraphBuilder, ctx: Context, x: Core) -> list[str]:
-    """Declare the float mask that eager attention adds, shared by all layers of a kind.
-
-    A bidirectional mask without padding is skipped (masking_utils.py, ``eager_mask``).
-    """
-    if not (x.causal or _padded(ctx) or _short_window(ctx, x)):
-        return []
-    name = "attention_mask" if x.kind.attention == "full" else f"{x.kind.attention}_mask"
-    dtype = DType.BOOL if ctx.kernel("mask") == "fill" else ctx.residual
-    return [g.shared(name, (ctx.b, 1, ctx.s, x.keys), dtype)]
-
-
 def eager(g: GraphBuilder, ctx: Context, x: Core) -> str:
     """Append ``eager_attention_forward``: scores, mask, softmax, dropout, weighted values.
 
@@ -151,88 +114,27 @@ def eager(g: GraphBuilder, ctx: Context, x: Core) -> str:
     v = merged(g, ctx, in_act(g, ctx, v, "v"), "v")
     q = merged(g, ctx, in_type(g, ctx, x.q, "q", operand), "q")
     k = merged(g, ctx, in_type(g, ctx, k, "k", operand), "k")
-    shape = _scores(ctx, x)
+    shape = scores_shape(ctx, x)
     scores = g.tensor("scores", shape, operand)
     pair = list(dict.fromkeys([q.storage, k.storage]))
     g.op("qk", "core", GROUP, pair, [scores], saves=pair, flops=_qk_flops(ctx, x), modules=CORE)
     if ctx.model.attention_softcap:
         scores = softcap(g, "softcap", GROUP, scores, "scores_capped", CORE)
-    if ctx.model.attention_sinks:
+    if sinks(ctx, x):
         if ctx.kernel("attention_sinks") != "joint":
             raise SpecError(
                 f"the attention sinks of {ctx.model.family} models are not modelled as "
                 f"{ctx.framework} computes them",
                 "use --framework paper for an estimate",
             )
-        probs = _sink_softmax(g, ctx, x, scores)
+        probs = maximum_softmax(g, ctx, x, scores)
+    elif ctx.kernel("softmax") == "less_maximum":
+        probs = maximum_softmax(g, ctx, x, scores)
     else:
         probs = softmax(g, ctx, scores, shape, additive_mask(g, ctx, x))
     if ctx.attention_dropout:
         probs = dropout(g, "softmax_dropout", GROUP, probs, modules=CORE)
     return weighted(g, ctx, x, probs, v)
-
-
-def softmax(
-    g: GraphBuilder,
-    ctx: Context,
-    scores: str,
-    shape: tuple[Expr, ...],
-    masks: list[str],
-) -> str:
-    """Append mask and softmax of the scores; return the probabilities.
-
-    Adding a mask keeps nothing; filling with one keeps it (kernel ``mask: fill``).
-    """
-    inputs = [scores, *masks]
-    filled = masks if ctx.kernel("mask") == "fill" else []
-    if ctx.kernel("softmax") == "floored":
-        scores = _floored(g, ctx, scores, shape, masks)
-        inputs = [scores]
-    wide = ctx.kernel("softmax") == "fp32"
-    kept = DType.FP32 if wide or ctx.autocast else ctx.act
-    probs = g.tensor("probs", shape, kept)
-    # A kernel of its own reads fp16 and writes fp32; bf16 is copied, and so is the gradient back
-    # (ATen SoftMax.cpp softmax, derivatives.yaml _softmax).
-    copies = product(shape) if kept is DType.FP32 and g.dtype(scores) is DType.BF16 else ONE * 0
-    g.op(
-        "softmax", "softmax", GROUP, inputs, [probs], saves=[*filled, probs], modules=CORE,
-        forward_scratch=copies * 4, backward_scratch=copies * 2,
-    )  # fmt: skip
-    if wide and ctx.act is not DType.FP32:
-        cast = g.tensor("probs_cast", shape, ctx.act)
-        g.op("softmax_cast", "copy", GROUP, [probs], [cast], modules=CORE)
-        return cast
-    return probs
-
-
-def _floored(
-    g: GraphBuilder, ctx: Context, scores: str, shape: tuple[Expr, ...], masks: list[str]
-) -> str:
-    """Append the maximum of masked scores and the smallest number, which keeps both (XGLM)."""
-    masked = g.tensor("scores_masked", shape, ctx.residual)
-    floor = g.tensor("scores_floor", (), DType.FP32)
-    out = g.tensor("scores_floored", shape, ctx.residual)
-    g.op(
-        "floor", "activation", GROUP, [scores, *masks], [out, masked, floor],
-        saves=[masked, floor], modules=CORE,
-    )  # fmt: skip
-    return out
-
-
-def _sink_softmax(g: GraphBuilder, ctx: Context, x: Core, scores: str) -> str:
-    """Append the softmax over keys and a learned sink per head (modeling_gpt_oss.py).
-
-    The row maximum keeps its index, the softmax its result, of which a view drops the sink.
-    """
-    shape = (ctx.b, x.q.heads, ctx.s, x.keys + 1)
-    dtype = DType.FP32 if ctx.autocast else ctx.act
-    probs = g.tensor("probs", shape, dtype)
-    highest = g.tensor("row_maximum_index", (ctx.b, x.q.heads, ctx.s, ONE), DType.INT64)
-    g.op(
-        "softmax", "softmax", GROUP, [scores, *additive_mask(g, ctx, x)], [probs, highest],
-        saves=[highest, probs], weights=[Weight("sinks", (x.q.heads,))], modules=CORE,
-    )  # fmt: skip
-    return probs
 
 
 def weighted(g: GraphBuilder, ctx: Context, x: Core, probs: str, v: Heads) -> str:
@@ -253,7 +155,7 @@ def _sdpa(g: GraphBuilder, ctx: Context, x: Core) -> str:
     Keys and values keep their number of heads only without a mask and with one width of at most
     256; else they are repeated first.
     """
-    if ctx.model.attention_softcap or ctx.model.attention_sinks:
+    if ctx.model.attention_softcap or sinks(ctx, x):
         what = "soft cap of scores" if ctx.model.attention_softcap else "attention sinks"
         raise SpecError(
             f"scaled_dot_product_attention has no {what} ({ctx.model.name})",
@@ -361,7 +263,7 @@ def _efficient(g: GraphBuilder, ctx: Context, x: Core, *, masked: bool) -> str:
 def boolean_mask(g: GraphBuilder, ctx: Context, x: Core) -> str:
     """Declare the boolean mask that the model makes once for all layers of a kind."""
     name = "attention_mask" if x.kind.attention == "full" else f"{x.kind.attention}_mask"
-    batch = ctx.b if _padded(ctx) else ONE
+    batch = ctx.b if has_padding(ctx) else ONE
     return g.shared(name, (batch, 1, ctx.s, x.keys), DType.BOOL)
 
 
@@ -393,7 +295,7 @@ def _position_bias(
     padding mask selects from it and is kept for the gradient. Zeros need no gradient and no copy,
     so that all layers share them (but UMT5's, which make their own).
     """
-    padded = _padded(ctx) and not x.causal
+    padded = has_padding(ctx) and not x.causal
     shape = (ctx.b if padded else ONE, x.q.heads, ctx.s, x.keys + missing)
     once = not (padded or missing or ctx.model.relative_every_layer)
     if x.bias == "zeros" and once:
@@ -421,7 +323,7 @@ def _math(g: GraphBuilder, ctx: Context, x: Core, *, masked: bool) -> str:
     v = x.v if ctx.act is DType.FP32 else copied(g, ctx, x.v, "v_fp32", dtype=DType.FP32)
     q = merged(g, ctx, q, "q")
     k, v = (merged(g, ctx, repeated(g, ctx, t, q, n), n) for t, n in ((k, "k"), (v, "v")))
-    shape = _scores(ctx, x)
+    shape = scores_shape(ctx, x)
     scores = g.tensor("scores", shape, DType.FP32)
     pair = [q.storage, k.storage]
     g.op("qk", "core", GROUP, pair, [scores], saves=pair, flops=_qk_flops(ctx, x), modules=CORE)
@@ -457,14 +359,14 @@ def _flash_package(g: GraphBuilder, ctx: Context, x: Core) -> str:
             f"flash-attn takes heads up to {_FLASH_WIDEST} wide, not {x.query_width}",
             "use --attention sdpa",
         )
-    if x.bias or ctx.model.attention_sinks:
+    if x.bias or sinks(ctx, x):
         what = "additive position biases" if x.bias else "attention sinks"
         raise SpecError(f"flash-attn 2 has no {what} ({ctx.model.name})", "use --attention eager")
     q, k, v = (in_act(g, ctx, t, n) for t, n in ((x.q, "q"), (x.k, "k"), (x.v, "v")))
     if x.value_width != x.query_width:
         v = copied(g, ctx, replace(v, width=q.width), "v_padded", order="token")
     x = replace(x, q=q, k=k)
-    if not _padded(ctx):
+    if not has_padding(ctx):
         if v is x.v or v.width == x.v.width:
             return _flash(g, ctx, replace(x, v=v), "flash_attention", rng_bytes=16)
         padded = replace(x, v=v, q=replace(q, order="head"))

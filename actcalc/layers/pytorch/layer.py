@@ -36,6 +36,8 @@ def _body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
         return _relative(g, ctx, kind, stream)
     if ctx.model.parallel != "none":
         return _parallel(g, ctx, kind, stream)
+    if kind.mixer == kind.mlp == "none":
+        return stream
     if kind.mixer == "none" or kind.mlp == "none":
         return _half(g, ctx, kind, stream)
     placement = ctx.model.norm_placement

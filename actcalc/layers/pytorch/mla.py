@@ -10,10 +10,11 @@ from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import DType, GraphBuilder, Weight
 from actcalc.layers.core.norm import norm
 from actcalc.layers.core.ops import promoted
-from actcalc.layers.pytorch.core import Core, attend
+from actcalc.layers.pytorch.core import attend
 from actcalc.layers.pytorch.heads import GROUP, MODULE, Heads
 from actcalc.layers.pytorch.linear import linear
 from actcalc.layers.pytorch.rotary import rotation, tables
+from actcalc.layers.pytorch.scores import Core
 from actcalc.specs import Indexer, LayerKind
 
 

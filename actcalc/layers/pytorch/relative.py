@@ -5,9 +5,10 @@ from __future__ import annotations
 from actcalc.layers.core.algebra import ONE, symbol
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import DType, GraphBuilder, Weight
-from actcalc.layers.pytorch.core import Core, attend
+from actcalc.layers.pytorch.core import attend
 from actcalc.layers.pytorch.heads import GROUP, MODULE, Heads
 from actcalc.layers.pytorch.linear import linear
+from actcalc.layers.pytorch.scores import Core
 from actcalc.specs import LayerKind
 
 

@@ -16,6 +16,7 @@ from actcalc.layers.core.algebra import ONE, Expr, Operand, product, symbol
 from actcalc.layers.core.context import Context, sizes_of
 from actcalc.layers.core.graph import DType, Graph, GraphBuilder, Op, Weight
 from actcalc.layers.core.norm import norm
+from actcalc.layers.core.resize import op_at, shape_at
 from actcalc.layers.pytorch.layer import layer_graph
 from actcalc.layers.pytorch.linear import linear
 from actcalc.specs import Model, Tower
@@ -97,7 +98,7 @@ class _Copy:
 
     def shape(self, dims: tuple[Expr, ...]) -> tuple[Expr, ...]:
         """Dimensions at the tower's sizes."""
-        return tuple(dim.at(self.values) for dim in dims)
+        return shape_at(dims, self.values)
 
     def patches(self, tower: Tower) -> str:
         """Append the convolution of patches; pixels need no gradient."""
@@ -148,13 +149,9 @@ class _Copy:
 
             self._append(
                 replace(
-                    op, name=f"{prefix}{op.name}", group=GROUP, modules=frozenset(),
-                    inputs=named(op.inputs), outputs=named(op.outputs), saves=named(op.saves),
-                    flops=op.flops.at(self.values),
-                    backward_flops=op.backward_flops.at(self.values),
-                    forward_scratch=op.forward_scratch.at(self.values),
-                    backward_scratch=op.backward_scratch.at(self.values),
-                    weights=tuple(replace(w, shape=self.shape(w.shape)) for w in op.weights),
+                    op_at(op, self.values), name=f"{prefix}{op.name}", group=GROUP,
+                    modules=frozenset(), inputs=named(op.inputs), outputs=named(op.outputs),
+                    saves=named(op.saves),
                 ),
                 read=read,
             )  # fmt: skip
