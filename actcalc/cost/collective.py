@@ -9,11 +9,14 @@ tree instead, whose steps grow with the logarithm of the nodes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import ceil, log2
+from typing import Any
 
 from actcalc.cost.rates import Rates
+from actcalc.layers.core.either import each
 from actcalc.layers.core.graph import Collective
-from actcalc.specs import Layout, Moe
+from actcalc.specs import Moe
 
 _VOLUME = {
     Collective.ALL_REDUCE: 2.0,
@@ -24,17 +27,17 @@ _VOLUME = {
 }
 
 
-def group_of(group: str, layout: Layout) -> tuple[int, int]:
-    """Size of a group and the distance between its ranks (Megatron's order: tp, cp, dp, pp)."""
-    if group == "tp":
-        return layout.tp, 1
-    if group == "cp":
-        return layout.cp, layout.tp
-    if group == "ep":
-        return layout.ep, layout.etp or layout.tp
-    if group == "dp":
-        return layout.dp * layout.cp, layout.tp
-    raise KeyError(group)
+def group_of(group: str, sizes: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Size of a group and the distance between its ranks (Megatron's order: tp, cp, dp, pp).
+
+    ``sizes`` are those of a graph's symbols.
+    """
+    degree, stride = _GROUPS[group]
+    return sizes[degree], sizes[stride] if stride else 1
+
+
+_GROUPS = {"tp": ("t", ""), "cp": ("c", "t"), "ep": ("e", "x")}
+"""The symbols of a group's degree and of its stride."""
 
 
 def bandwidth(size: int, stride: int, rates: Rates, *, exchange: bool = False) -> float:
@@ -57,7 +60,21 @@ def bandwidth(size: int, stride: int, rates: Rates, *, exchange: bool = False) -
 def collective_seconds(
     kind: Collective, message: float, size: int, stride: int, rates: Rates
 ) -> float:
-    """Seconds of one collective on ``message`` bytes (the whole, gathered buffer)."""
+    """Seconds of one collective on ``message`` bytes (the whole, gathered buffer).
+
+    Message, size and stride may be arrays.
+    """
+
+    def seconds(message: float, size: int, stride: int) -> float:
+        return _collective_seconds(kind, message, size, stride, rates)
+
+    found: float = each(seconds, message, size, stride)
+    return found
+
+
+def _collective_seconds(
+    kind: Collective, message: float, size: int, stride: int, rates: Rates
+) -> float:
     if size <= 1 or message <= 0:
         return 0.0
     exchange = kind is Collective.ALL_TO_ALL
@@ -83,6 +100,15 @@ def sent_once_seconds(tokens: float, moe: Moe, size: int, stride: int, rates: Ra
     same time (DeepEP's README: forwarding from RDMA to NVLink; NVIDIA's HybridEP alike). Where
     routing is limited to groups of experts, so are the nodes.
     """
+
+    def seconds(tokens: float, size: int, stride: int) -> float:
+        return _sent_once_seconds(tokens, moe, size, stride, rates)
+
+    found: float = each(seconds, tokens, size, stride)
+    return found
+
+
+def _sent_once_seconds(tokens: float, moe: Moe, size: int, stride: int, rates: Rates) -> float:
     if size <= 1 or tokens <= 0:
         return 0.0
     nodes = min(size, ceil(size * stride / rates.node))
@@ -111,8 +137,13 @@ def _latency(kind: Collective, size: int, stride: int, rates: Rates) -> float:
 
 
 def send_seconds(message: float, stride: int, rates: Rates) -> float:
-    """Seconds to send ``message`` bytes to the rank ``stride`` devices away."""
-    if message <= 0:
-        return 0.0
-    speed = rates.intra if stride < rates.node else rates.inter
-    return message / speed + rates.shares.collective_seconds
+    """Seconds to send ``message`` bytes to the rank ``stride`` devices away (or arrays of them)."""
+
+    def seconds(message: float, stride: int) -> float:
+        if message <= 0:
+            return 0.0
+        speed = rates.intra if stride < rates.node else rates.inter
+        return message / speed + rates.shares.collective_seconds
+
+    found: float = each(seconds, message, stride)
+    return found

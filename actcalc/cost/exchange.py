@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from actcalc.cost.optime import OpTime, beside
-from actcalc.layers.core.algebra import added
+from actcalc.layers.core.algebra import added, least
+from actcalc.layers.core.either import nothing
 from actcalc.layers.core.graph import Graph
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def beside_exchange(times: tuple[OpTime, ...], graph: Graph, run: Kernels) -> tu
     kernels = run.model.context.workload.kernels
     merged, shared = kernels.overlap_moe_expert_parallel_comm, kernels.moe_shared_expert_overlap
     forward, backward = exchanged(times)
-    if not (merged or shared) or not forward + backward:
+    if not (merged or shared) or nothing(forward + backward):
         return times
     share = run.rates.shares.communication_multiprocessors
     if merged:
@@ -39,7 +40,7 @@ def beside_exchange(times: tuple[OpTime, ...], graph: Graph, run: Kernels) -> tu
         exposed = beside(work, forward + backward, share) - work
         # Of so many micro-batches the first forward and the last backward have none beside them.
         alone = 1 / run.microbatches
-        left = alone + (1 - alone) * min(1.0, exposed / (forward + backward))
+        left = alone + (1 - alone) * least(1.0, exposed / (forward + backward))
         shares = left, left
     else:
         inside = {op.name for op in graph.ops if "shared_experts" in op.modules}
@@ -66,6 +67,7 @@ def beside_exchange(times: tuple[OpTime, ...], graph: Graph, run: Kernels) -> tu
 
 def _left(work: float, hidden: float, share: float) -> float:
     """Share of a collective that is exposed beside ``work`` seconds; it also slows that work."""
-    if not hidden or not work:
+    if nothing(hidden) or nothing(work):
         return 1.0
-    return min(1.0, (beside(work, hidden, share) - work) / hidden)
+    left: float = least(1.0, (beside(work, hidden, share) - work) / hidden)
+    return left

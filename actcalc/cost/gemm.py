@@ -9,9 +9,11 @@ wait, so the result's traffic adds to the time instead of hiding under it.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from actcalc.cost.rates import Rates
+from actcalc.layers.core.either import each
 
 # Output tiles of the vendor library's kernels and the operand bytes each loads per step of K,
 # relative to the products it does with them: tile_m·tile_n/(tile_m + tile_n) products per element.
@@ -47,8 +49,18 @@ def gemm_seconds(product: Product, rates: Rates, *, core: bool = False) -> float
     """Seconds of the product with the best of the tilings, on one device.
 
     ``core`` takes the rate of attention's number format. Splitting K over several tiles is
-    allowed, at the price of summing the parts through memory.
+    allowed, at the price of summing the parts through memory. The product's sizes may be arrays.
     """
+
+    def seconds(*sizes: float) -> float:
+        return _gemm_seconds(Product(*sizes), rates, core)
+
+    found: float = each(seconds, *product)
+    return found
+
+
+@lru_cache(maxsize=1 << 15)
+def _gemm_seconds(product: Product, rates: Rates, core: bool) -> float:
     m, n, k, batch, result, operand = product
     if min(m, n, k, batch) <= 0:
         return 0.0

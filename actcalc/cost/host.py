@@ -18,6 +18,7 @@ from typing import NamedTuple
 from actcalc.cost.optime import OpTime
 from actcalc.cost.rates import Rates
 from actcalc.layers.adapters import low_rank
+from actcalc.layers.core.either import real
 from actcalc.layers.core.graph import Graph, Op
 from actcalc.run.staged import StagedRun
 
@@ -111,7 +112,7 @@ class Host:
         shape = op.weights[0].shape
         if len(shape) < 3:
             return Spent(self.product, self.product + self.inner)
-        local = float(shape[0].value(self.sizes))
+        local = real(shape[0].value(self.sizes))
         if self.kernels.moe_grouped_gemm == "off" or not self.vendor:
             forward, backward = _SINGLE_EXPERT
             # Two projections share what an expert launches.

@@ -6,7 +6,7 @@ Collectives run beside products where the framework lets them; what is left is e
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from actcalc.cost.adapters import Beside, adapter_seconds, whole_again_seconds
 from actcalc.cost.collective import collective_seconds, group_of, sent_once_seconds
@@ -16,7 +16,8 @@ from actcalc.cost.gemm import Product, gemm_seconds
 from actcalc.cost.optime import OpTime, beside
 from actcalc.cost.rates import Rates
 from actcalc.layers.adapters import low_rank
-from actcalc.layers.core.algebra import ONE, added
+from actcalc.layers.core.algebra import ONE, added, least, most
+from actcalc.layers.core.either import largest_of, nothing, real, wide
 from actcalc.layers.core.graph import Collective, Comm, DType, Graph, Op
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.states import recipe
@@ -118,7 +119,8 @@ class OpTimer:
         self.run = run
         self.rates = run.rates
         self.context = run.model.context
-        self.sizes: Mapping[str, int] = run.model.sizes
+        self.sizes: Mapping[str, Any] = run.model.sizes
+        self.wide = wide(self.sizes)
         self.fused_loss = run.training.compiled_loss or run.training.loss == "fused"
         self.core_share = run.core_share.get(graph, ONE)
         self.readers: dict[str, int] = {}
@@ -138,7 +140,8 @@ class OpTimer:
 
     def size(self, name: str) -> float:
         """Bytes of one tensor."""
-        return float(self.run.model.tensor_bytes[self.graph][name])
+        found: float = real(self.run.model.tensor_bytes[self.graph][name])
+        return found
 
     def _bytes(self, names: Iterable[str]) -> float:
         return sum(self.size(name) for name in dict.fromkeys(names))
@@ -152,6 +155,9 @@ class OpTimer:
         )
 
     def _moved(self, moved: float, kernels: float = 1) -> float:
+        """Seconds of kernels that move so many bytes; what moves nothing is none."""
+        if nothing(moved):
+            return 0.0
         return moved / self.rates.memory + kernels * self.rates.shares.kernel_seconds
 
     def times(self) -> tuple[OpTime, ...]:
@@ -170,8 +176,8 @@ class OpTimer:
     # --- collectives ------------------------------------------------------------------------------
 
     def _comm(self, comm: Comm) -> float:
-        message = float(comm.bytes.value(self.sizes))
-        size, stride = group_of(comm.group, self.context.layout)
+        message = real(comm.bytes.value(self.sizes))
+        size, stride = group_of(comm.group, self.sizes)
         moe, kernels = self.context.model.moe, self.context.workload.kernels
         once = kernels.moe_token_dispatcher_type == "flex"
         if once and moe and comm.group == "ep" and comm.collective is Collective.ALL_TO_ALL:
@@ -190,11 +196,11 @@ class OpTimer:
         if kernels.tp_comm_overlap and self.context.layout.sp:
             # The product runs in as many pieces as ranks, each beside the travel of the next
             # (of a scatter: the one before); one piece's travel has no work beside it.
-            pieces = self.context.layout.tp
+            pieces = self.sizes["t"]
             whole = products.whole
             cut = whole._replace(m=whole.m / pieces)
             lost = pieces * gemm_seconds(cut, self.rates) - gemm_seconds(whole, self.rates)
-            split = forward + max(0.0, lost)
+            split = forward + most(0.0, lost)
             rest = (1 - 1 / pieces) * forward_comm
             forward_comm = beside(split, rest, share) - forward + forward_comm / pieces
             back = gathers + exposed
@@ -211,10 +217,10 @@ class OpTimer:
 
     def _products(self, op: Op) -> _Products:
         """A product and its two gradients, without collectives."""
-        shape = [float(dim.value(self.sizes)) for dim in op.weights[0].shape]
+        shape = [real(dim.value(self.sizes)) for dim in op.weights[0].shape]
         outside, inside = shape[-2], shape[-1]
         local = shape[0] if len(shape) > 2 else 1.0
-        rows = float(op.flops.value(self.sizes)) / (2 * inside * outside) / local
+        rows = real(op.flops.value(self.wide)) / (2 * inside * outside) / local
         fp8 = self.context.workload.fp8_products
         operand = 1.0 if fp8 else float(self.context.act.itemsize)
         result = float(self.context.act.itemsize)
@@ -283,21 +289,21 @@ class OpTimer:
             for n in (*op.inputs, *op.outputs)
             if len(self.graph.tensors[n].shape) == 4 and n not in self.graph.shared
         ]
-        flops = float(op.flops.value(self.sizes))
-        back = float(op.backward_flops.value(self.sizes))
+        flops = real(op.flops.value(self.wide))
+        back = real(op.backward_flops.value(self.wide))
         fused = bool(op.kernel) or not scores or len(op.outputs) > 1
         comm, back_comm = self._core_comms(op)
         if fused:
             share = self._causal_tiles(flops, op)
             forward = (
-                max(
+                most(
                     flops * share / self.run.attention[0],
                     self._bytes((*op.inputs, *op.outputs)) / self.rates.memory,
                 )
                 + self.rates.shares.kernel_seconds
             )
             backward = (
-                max(
+                most(
                     back * share / self.run.attention[1],
                     2 * self._bytes((*op.saves, *op.inputs)) / self.rates.memory,
                 )
@@ -305,24 +311,24 @@ class OpTimer:
             )
             # Keys and values travel while the products of the block before are done.
             return OpTime(
-                op.name, op.kind, op.group, forward, max(0.0, comm - forward),
-                backward + self._accumulate(op), 0.0, max(0.0, back_comm - backward),
-                min(backward, back_comm),
+                op.name, op.kind, op.group, forward, most(0.0, comm - forward),
+                backward + self._accumulate(op), 0.0, most(0.0, back_comm - backward),
+                least(backward, back_comm),
             )  # fmt: skip
-        widest = max(scores, key=self.size)
+        widest = largest_of(scores, self.size)
         sb, heads, rows, keys = (
-            float(dim.value(self.sizes)) for dim in self.graph.tensors[widest].shape
+            real(dim.value(self.sizes)) for dim in self.graph.tensors[widest].shape
         )
         batch = sb * heads
         width = flops / (2 * batch * rows * keys)
         item = float(self.context.act.itemsize)
         made = widest in op.outputs
-        first = Product(rows, keys, width, batch, item, item)
-        second = Product(rows, width, keys, batch, item, item)
-        third = Product(keys, width, rows, batch, item, item)
-        seconds = {p: gemm_seconds(p, self.rates, core=True) for p in (first, second, third)}
-        forward = seconds[first if made else second]
-        backward = seconds[second if made else first] + seconds[third]
+        first, second, third = (
+            gemm_seconds(Product(m, n, k, batch, item, item), self.rates, core=True)
+            for m, n, k in ((rows, keys, width), (rows, width, keys), (keys, width, rows))
+        )
+        forward, other = (first, second) if made else (second, first)
+        backward = other + third
         return OpTime(
             op.name, op.kind, op.group, forward, comm, backward + self._accumulate(op), 0.0,
             back_comm, 0.0,
@@ -344,7 +350,7 @@ class OpTimer:
         if self.context.model.mla:
             wide = (sizes["d"] + sizes["p"] + sizes["g"]) * sizes["a"] / sizes["t"]
         message = sizes["s"] * sizes["b"] * wide * self.context.act.itemsize
-        ring = collective_seconds(Collective.RING, message, *group_of("cp", layout), self.rates)
+        ring = collective_seconds(Collective.RING, message, *group_of("cp", sizes), self.rates)
         return comm + ring, back + 2 * ring
 
     def _causal_tiles(self, flops: float, op: Op) -> float:
@@ -353,12 +359,11 @@ class OpTimer:
         It skips those above the diagonal and does those on it whole (FlashAttention-2, section
         3.1.1: of n x n tiles n(n + 1)/2).
         """
-        if not flops:
+        if nothing(flops) or self.core_share == ONE:
             return 1.0
-        share = float((op.flops * self.core_share).value(self.sizes)) / flops
-        if share == 1.0:
-            return share
-        return min(1.0, share + _TILE / (2 * min(self.sizes["s"], self.sizes["y"])))
+        share = real((op.flops * self.core_share).value(self.wide)) / flops
+        done: float = least(1.0, share + _TILE / (2 * least(self.sizes["s"], self.sizes["y"])))
+        return done
 
     # --- everything that moves bytes --------------------------------------------------------------
 
@@ -384,9 +389,9 @@ class OpTimer:
         backward, back_kernels = self._backward_bytes(op)
         return OpTime(
             op.name, op.kind, op.group,
-            self._moved(forward, kernels) if forward else 0.0,
+            self._moved(forward, kernels),
             added(map(self._comm, op.comm)),
-            (self._moved(backward, back_kernels) if backward else 0.0) + self._accumulate(op),
+            self._moved(backward, back_kernels) + self._accumulate(op),
             0.0,
             added(map(self._comm, op.backward_comm)),
             0.0, 0.0, kernels, back_kernels,
@@ -402,7 +407,7 @@ class OpTimer:
             each, kernels = (_FUSED_LOSS_FORWARD, 1) if self.fused_loss else (_LOSS_FORWARD, 8)
             metrics = self.run.training.loss_metrics
             each, kernels = each + _METRIC * metrics, kernels + 3 * metrics
-            return each * float(logits.elements.value(self.sizes)), kernels
+            return each * real(logits.elements.value(self.sizes)), kernels
         if op.name in self.fused_into:
             # Its kernel is the addition's; only the mask is extra.
             return self._bytes(n for n in op.outputs if n not in self._primary(op)), 0
@@ -427,7 +432,7 @@ class OpTimer:
         if op.kind == "loss":
             logits = self.graph.tensors[op.inputs[0]]
             each = _FUSED_LOSS_BACKWARD if self.fused_loss else _LOSS_BACKWARD
-            return each * float(logits.elements.value(self.sizes)), 2
+            return each * real(logits.elements.value(self.sizes)), 2
         made = self._bytes(self._real(op.inputs))
         saved = self._bytes(op.saves)
         total = gradients + saved + made

@@ -15,6 +15,7 @@ from math import prod
 from actcalc.cost.gemm import Product, gemm_seconds
 from actcalc.cost.rates import Rates
 from actcalc.layers.core.algebra import added
+from actcalc.layers.core.either import nothing
 from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.states import (
@@ -123,7 +124,7 @@ def _update_bytes(
     kept = states(model, training, parameters)
     moments = kept.optimizer - kept.master
     moved = gradient * trained + 2.0 * moments
-    if kept.master:
+    if not nothing(kept.master):
         moved += 3 * kept.master + rules.weight * trained  # copied back into the weight
         element = 4
     else:

@@ -80,7 +80,7 @@ class Shares:
 SHARE_FIELDS = {field.name: field for field in fields(Shares)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rates:
     """Sustained rates of one device for one number format, in FLOP/s, bytes/s and seconds."""
 

@@ -23,6 +23,7 @@ from actcalc.cost.optime import OpTime
 from actcalc.cost.rates import Rates, rates_of
 from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import added, most
+from actcalc.layers.core.either import real
 from actcalc.layers.core.graph import Collective, Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.policy.rules import NONE, Policy
@@ -131,7 +132,7 @@ class Roofline:
         spent = self.spent(graph)
         host = added(one.forward for one in spent.values())
         if self.staged.under(policy).outcome(graph).detached:
-            stalled = max(0.0, host - forward) if self._host.waits(graph) else 0.0
+            stalled = most(0.0, host - forward) if self._host.waits(graph) else 0.0
             return LayerTime(forward, 0.0, 0.0, 0.0, host, exchange=exchanged(times)[0],
                              stalled=stalled)  # fmt: skip
         return LayerTime(
@@ -143,7 +144,7 @@ class Roofline:
             host_backward=added(one.backward for one in spent.values())
             + added(spent[time.name].forward for time in rerun),
             exchange=added(exchanged(times)) + exchanged(rerun)[0],
-            stalled=max(0.0, host - forward) if self._host.waits(graph) else 0.0,
+            stalled=most(0.0, host - forward) if self._host.waits(graph) else 0.0,
         )
 
     def spent(self, graph: Graph) -> dict[str, Spent]:
@@ -160,8 +161,9 @@ class Roofline:
         layout = self.model.context.layout
         if policy.boundary != "split" or layout.tp == 1 or layout.sp:
             return 0.0
-        size = float(self.model.tensor_bytes[graph][graph.input])
-        return collective_seconds(Collective.ALL_GATHER, size, *group_of("tp", layout), self.rates)
+        size = real(self.model.tensor_bytes[graph][graph.input])
+        group = group_of("tp", self.model.sizes)
+        return collective_seconds(Collective.ALL_GATHER, size, *group, self.rates)
 
     def ends(self, graph: Graph) -> LayerTime:
         """Seconds of embedding or head, which are never re-run."""

@@ -18,6 +18,7 @@ from actcalc.cost.rates import Rates
 from actcalc.cost.roofline import NOTHING, LayerTime, Roofline
 from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import added, most
+from actcalc.layers.core.either import nothing, real
 from actcalc.layers.core.graph import Collective, Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.states import packed_bytes, packs, parameters_of, recipe, replicas
@@ -164,7 +165,7 @@ def _shards(roofline: Roofline, graph: Graph) -> _Shards:
     reduced = _reduced_bytes(training, rules)
     for group, expert, _ in parameters.groups():
         ranks = replicas(layout, training, expert=expert)
-        stride = layout.ep * (layout.etp or layout.tp) if expert else layout.tp
+        stride = layout.ep * layout.expert_tp if expert else layout.tp
         found[0] += collective_seconds(
             Collective.ALL_GATHER, group.parameters * rules.gathered, ranks, stride, rates
         )
@@ -246,11 +247,11 @@ def handover(model: ModelGraph, rates: Rates) -> float:
     if layout.pp == 1:
         return 0.0
     graph = model.runs[0].graph
-    size = float(model.tensor_bytes[graph][graph.input])
+    size = real(model.tensor_bytes[graph][graph.input])
     part = size if layout.sp else size / layout.tp
     stride = layout.tp * layout.cp * layout.dp
     seconds = send_seconds(part, stride, rates)
-    if not layout.sp and layout.tp > 1:
+    if not layout.sp:
         seconds += collective_seconds(Collective.ALL_GATHER, size, layout.tp, 1, rates)
     return seconds
 
@@ -357,15 +358,13 @@ def reduction(
     """The collectives of a rank with so many trained parameters: of all replicas, and experts'."""
     layout = model.context.layout
     replicas = layout.dp * layout.cp
-    if replicas == 1:
-        return Reduction(0.0, 0.0)
     dense, experts = parameters
     element = _reduced_bytes(training, recipe(model, training))
     reduced = gathered = 0.0
     groups = [(dense, replicas, layout.tp)]
-    if experts:
-        over = max(1, replicas * layout.tp // (layout.ep * (layout.etp or layout.tp)))
-        groups.append((experts, over, layout.ep * (layout.etp or layout.tp)))
+    if not nothing(experts):
+        over = most(1, replicas * layout.tp // (layout.ep * layout.expert_tp))
+        groups.append((experts, over, layout.ep * layout.expert_tp))
     for count, size, stride in groups:
         message = count * element
         if layout.zero == 0:

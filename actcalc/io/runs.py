@@ -265,12 +265,12 @@ def _room_for_experts(layout: Layout, given: bool) -> tuple[Layout, tuple[str, .
     Where dp is not given it is raised to what ep·etp needs, and said so; a given dp that does not
     fit is refused.
     """
-    inside = layout.ep * (layout.etp or layout.tp)
+    inside = layout.ep * layout.expert_tp
     ranks = layout.tp * layout.cp * layout.dp
     if layout.ep == 1 or ranks % inside == 0:
         return layout, ()
     need = next(dp for dp in range(1, inside + 1) if layout.tp * layout.cp * dp % inside == 0)
-    what = f"ep {layout.ep} x etp {layout.etp or layout.tp}"
+    what = f"ep {layout.ep} x etp {layout.expert_tp}"
     if given:
         raise SpecError(
             f"{what} = {inside} does not divide tp {layout.tp} x cp {layout.cp} x dp {layout.dp} "

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from actcalc.layers.core.context import Context, sizes_of, whole
+from actcalc.layers.core.either import exact
 from actcalc.layers.core.graph import Graph, Weight
 from actcalc.layers.core.resize import graph_at
 from actcalc.layers.megatron.ends import embedding_graph, head_graph
@@ -61,7 +62,7 @@ class ModelGraph:
         """Bytes of each tensor of a graph, on one rank for one micro-batch."""
         sizes = self.sizes
         return _PerGraph(
-            lambda graph: {n: int(t.bytes.value(sizes)) for n, t in graph.tensors.items()}
+            lambda graph: {n: exact(t.bytes.value(sizes)) for n, t in graph.tensors.items()}
         )
 
     @cached_property

@@ -12,6 +12,7 @@ from math import prod
 from typing import NamedTuple
 
 from actcalc.layers.core.algebra import ONE, symbol
+from actcalc.layers.core.either import exact
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.parts import Part
 from actcalc.memory.states import States, replicas
@@ -151,7 +152,7 @@ def _gather(model: ModelGraph, *, head: bool) -> list[Buffer]:
     gathers = context.framework.gather_buffer if context.layout.sp else "none"
     if gathers == "none" or (gathers == "head" and not head):
         return []
-    size = int((context.tokens * context.h * context.act.itemsize).value(model.sizes))
+    size = exact((context.tokens * context.h * context.act.itemsize).value(model.sizes))
     return [Buffer("gathered sequence", size, True, True, "Megatron's global memory buffer")]
 
 
@@ -165,7 +166,7 @@ def _deferred(model: ModelGraph, training: Training, *, head: bool) -> list[Buff
         return []
     context = model.context
     width = symbol("v") / context.t + context.h / (context.t if context.layout.sp else ONE)
-    size = int((context.tokens * width * context.act.itemsize).value(model.sizes))
+    size = exact((context.tokens * width * context.act.itemsize).value(model.sizes))
     about = f"of {training.deferred_head} micro-batches, for the head's weight gradient"
     return [Buffer("deferred logits", size * training.deferred_head, False, True, about)]
 
@@ -185,7 +186,7 @@ def _messages(model: ModelGraph, training: Training) -> list[Buffer]:
     if not travels or layout.pp == 1 or layout.vpp == 1:
         return []
     message = context.s_region * context.b * context.h * context.residual.itemsize
-    size = int(message.value(model.sizes))
+    size = exact(message.value(model.sizes))
     return [
         Buffer("pipeline receive", size, False, True, "the next chunk's message, ahead of time"),
         Buffer("pipeline send", size, False, True, "the last chunk's message, until it has left"),
@@ -236,23 +237,23 @@ def data_parallel(
         found = _sharded(model, training, rules, parts)
         return found if layout.zero == 3 and ranks > 1 else found[:1]
     torch = layout.zero == 0 or (layout.zero == 1 and training.zero_redundancy)
-    if buckets and layout.dp > 1 and torch:
+    if buckets and torch:
         if training.bucket_view:
             return []
         return [
             Buffer(
                 "gradient buckets",
-                held.gradients,
+                held.gradients * (layout.dp > 1),
                 True,
                 True,
                 "DistributedDataParallel reduces copies of the gradients",
             )
         ]
-    if buckets and layout.dp > 1 and layout.zero and not torch:
+    if buckets and layout.zero:
         return [
             Buffer(
                 "reduction bucket",
-                training.bucket_elements * rules.weight,
+                training.bucket_elements * rules.weight * (layout.dp > 1),
                 True,
                 True,
                 "DeepSpeed reduce_bucket_size, allocated whole whatever the model's size",
@@ -294,7 +295,7 @@ def _batch(model: ModelGraph) -> list[Buffer]:
     if not context.model.patches:
         return []
     pixels = context.b * (context.workload.seq - 1) * context.model.patches
-    size = int(pixels.value(model.sizes)) * context.residual.itemsize
+    size = exact(pixels.value(model.sizes)) * context.residual.itemsize
     return [Buffer("images", size, False, True, "the batch itself, in the type of the weights")]
 
 

@@ -12,15 +12,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from actcalc.layers.adapters import in_module
+from actcalc.layers.core.algebra import most
+from actcalc.layers.core.either import exact, greatest
 from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
+from actcalc.memory.known import Known
 from actcalc.memory.losses import Sizes, loss_sizes
 from actcalc.memory.offloading import check_offload
-from actcalc.memory.states import Parameters, Trained, packs, parameters_of, trained_of
-from actcalc.memory.working import NO_GRADIENTS, Gradients, Known, Options, Working, working
+from actcalc.memory.states import Parameters, Trained, packs, parameters_of, together, trained_of
+from actcalc.memory.working import NO_GRADIENTS, Gradients, Options, Working, working
 from actcalc.policy.offload import Away, away, whole_layer
 from actcalc.policy.outcome import LayerOutcome, layer_outcome
 from actcalc.policy.rules import NONE
@@ -77,6 +80,15 @@ class Part:
     """
     host: int = 0
     """Bytes of its offloaded modules that wait in host memory."""
+
+
+class Alive(NamedTuple):
+    """Bytes of a part: kept, the most alive while it runs either way, and autocast's copies."""
+
+    stored: int
+    forward: int
+    backward: int
+    casts: int
 
 
 class Timeline:
@@ -158,8 +170,8 @@ class Timeline:
         if id(graph) not in self._largest:
             sizes = self.model.sizes
             trained = (weight for weight in graph.weights if not weight.frozen)
-            counts = (int(weight.parameters.value(sizes)) for weight in trained)
-            self._largest[id(graph)] = max(counts, default=0)
+            counts = (exact(weight.parameters.value(sizes)) for weight in trained)
+            self._largest[id(graph)] = greatest(counts)
         return self._largest[id(graph)]
 
     def _casts(self, outcome: LayerOutcome) -> int:
@@ -391,9 +403,9 @@ class Timeline:
         ``leaving`` bytes of the ``size`` it stores are in host memory between the two. Copies that
         a replicated boundary makes are stored beside the layer's own tensors.
         """
-        copies = max(0, size - self._sum(outcome.graph, outcome.stored))
+        copies = most(0, size - self._sum(outcome.graph, outcome.stored))
         stored = size - leaving
-        return stored, max(stored, work.forward + copies), max(stored, work.backward + copies)
+        return stored, most(stored, work.forward + copies), most(stored, work.backward + copies)
 
     def _segment(self, layers: range, stored: int, chunk: range) -> Part:
         """Layers that re-run together: all they save is alive when their backward begins."""
@@ -415,7 +427,7 @@ class Timeline:
             forward_at=works[0].forward_at,
             backward_at=works[-1].backward_at,
             parameters=total,
-            trained=_together([self.trained(graph) for graph in graphs]),
+            trained=together([self.trained(graph) for graph in graphs]),
             largest=max(self.largest(graph) for graph in graphs),
             casts=sum(self._casts(self.stages.outcome(graph)) for graph in graphs),
             shapes=frozenset().union(*(self.shapes(graph) for graph in graphs)),
@@ -425,22 +437,42 @@ class Timeline:
         """One layer as the first of a chunk."""
         return self._layer(layer, 1, range(layer, layer + 1), "stays")
 
+    def alive_alone(self, layer: int) -> Alive:
+        """Bytes of one layer as the first of a chunk, of one run or of many."""
+        chunk = range(layer, layer + 1)
+        graph, policy = self.stages.graph(layer), self.stages.layer_policy(layer, chunk)
+        outcome = self.stages.outcome(graph, policy)
+        stored = self.stages.layer_bytes(graph, policy).stored
+        alive = self.alive(outcome, stored, self.working(graph, layer, chunk))
+        return Alive(*alive, self._casts(outcome))
+
+    def end_alive(self, name: str) -> Alive:
+        """Bytes of embedding, prediction layer or head, of one run or of many."""
+        found = self._end_sizes(name, self._end_graph(name))[0]
+        forward, backward = most(found.stored, found.forward), most(found.stored, found.backward)
+        return Alive(found.stored, forward, backward, 0)
+
     def end(self, name: str) -> Part:
         """Embedding, one prediction layer, or head with loss (cached); policies leave them be."""
         if name not in self._ends:
-            graphs = {EMBEDDING: self.model.embedding, HEAD: self.model.head}
-            if self.model.mtp:
-                graphs[PREDICTION] = self.model.mtp.graph
-            self._ends[name] = self._end(name, graphs[name])
+            self._ends[name] = self._end(name, self._end_graph(name))
         return self._ends[name]
 
-    def _end(self, name: str, graph: Graph) -> Part:
+    def _end_graph(self, name: str) -> Graph:
+        if name == PREDICTION and self.model.mtp:
+            return self.model.mtp.graph
+        return self.model.embedding if name == EMBEDDING else self.model.head
+
+    def _end_sizes(self, name: str, graph: Graph) -> tuple[Sizes, Working]:
         outcome = layer_outcome(self.model, graph, NONE)
         work = working(self.model, outcome, self.options)
         stored = outcome.sizes(self.model).stored
-        found = Sizes(stored, work.forward, work.backward, work.backward_rest)
         if name == HEAD and graph.ops[-1].kind == "loss":
-            found = loss_sizes(self.model, graph, self.training, self.options, stored, work)
+            return loss_sizes(self.model, graph, self.training, self.options, stored, work), work
+        return Sizes(stored, work.forward, work.backward, work.backward_rest), work
+
+    def _end(self, name: str, graph: Graph) -> Part:
+        found, work = self._end_sizes(name, graph)
         stored = found.stored
         tiled = name == HEAD and self.training.loss == "tiled"
         return Part(
@@ -466,8 +498,3 @@ class Timeline:
 
     def _size(self, graph: Graph, name: str) -> int:
         return self.model.tensor_bytes[graph][name]
-
-
-def _together(every: Sequence[Trained]) -> Trained:
-    shared = {scope: count for each in every for scope, count in each.shared}
-    return Trained(sum(each.own for each in every), tuple(sorted(shared.items())))

@@ -21,9 +21,10 @@ from actcalc.layers.model import ModelGraph
 from actcalc.memory.around import Around, Both
 from actcalc.memory.caching import Block, CachingAllocator
 from actcalc.memory.figures import StageFigure
+from actcalc.memory.known import Known
 from actcalc.memory.parts import EMBEDDING, HEAD, REFERENCE, Part
 from actcalc.memory.stage import StageMemory
-from actcalc.memory.working import Instant, Known, LayerWalk
+from actcalc.memory.working import Instant, LayerWalk
 from actcalc.policy.rules import NONE, Policy
 from actcalc.run.staged import Work
 

@@ -9,13 +9,15 @@ Megatron's distributed optimizer is stage 1: 6 + 12/dp bytes, docs/source/api-gu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
 from actcalc.errors import SpecError
 from actcalc.layers.adapters import in_module
+from actcalc.layers.core.algebra import least, most
+from actcalc.layers.core.either import exact, greatest, smallest
 from actcalc.layers.core.graph import Graph, Op, Weight
 from actcalc.layers.model import ModelGraph
 from actcalc.specs import Layout
@@ -194,9 +196,15 @@ def trained_of(model: ModelGraph, graph: Graph, training: Training) -> Trained:
     return Trained(own, tuple((scope, count(scopes - {scope}) - own) for scope in sorted(scopes)))
 
 
+def together(every: Sequence[Trained]) -> Trained:
+    """What several graphs have of them: what they share once."""
+    shared = {scope: count for each in every for scope, count in each.shared}
+    return Trained(sum(each.own for each in every), tuple(sorted(shared.items())))
+
+
 def _group(model: ModelGraph, weight: Weight, training: Training, op: Op, *, hidden: bool) -> Group:
-    shape = [int(dim.value(model.sizes)) for dim in weight.shape]
-    count = int(weight.parameters.value(model.sizes))
+    shape = [exact(dim.value(model.sizes)) for dim in weight.shape]
+    count = exact(weight.parameters.value(model.sizes))
     if weight.frozen:
         packed = count if hidden and training.lora_rank and in_module(model, op, weight) else 0
         return NO_GROUP._replace(frozen=count, packed=packed)
@@ -209,13 +217,14 @@ def _group(model: ModelGraph, weight: Weight, training: Training, op: Op, *, hid
     whole = training.embedding_moments == "fp32" and op.kind == "embedding"
     projected, projectors = count, 0
     if training.galore_rank and matrix and hidden and not weight.added:
-        many, rank = prod(shape[:-2]), min(training.galore_rank, *shape[-2:])
-        projected, projectors = many * rank * max(shape[-2:]), many * rank * min(shape[-2:])
+        many, sides = prod(shape[:-2]), shape[-2:]
+        rank = smallest((training.galore_rank, *sides))
+        projected, projectors = many * rank * greatest(sides), many * rank * smallest(sides)
     return NO_GROUP._replace(
         trained=count,
         matrices=count if matrix and hidden else 0,
         factored=factored,
-        small=count if count < _SMALLEST_8BIT or whole else 0,
+        small=count * ((count < _SMALLEST_8BIT) | whole),
         projected=projected,
         projectors=projectors,
     )
@@ -245,12 +254,13 @@ def replicas(layout: Layout, training: Training, *, expert: bool, states: bool =
     """Ranks over which ZeRO shards parameters of that kind, or their optimizer states."""
     ranks = layout.dp * layout.cp
     if expert:
-        ranks = max(1, ranks * layout.tp // (layout.ep * (layout.etp or layout.tp)))
+        ranks = most(1, ranks * layout.tp // (layout.ep * layout.expert_tp))
     if training.shards is not None:
-        ranks = min(ranks, training.shards)
-    if states and training.instances_share_states:
-        return max(1, ranks)
-    return max(1, ranks // training.instances)
+        ranks = least(ranks, training.shards)
+    if not (states and training.instances_share_states):
+        ranks = ranks // training.instances
+    found: int = most(1, ranks)
+    return found
 
 
 def states(model: ModelGraph, training: Training, parameters: Parameters) -> States:
@@ -287,8 +297,7 @@ def states(model: ModelGraph, training: Training, parameters: Parameters) -> Sta
         optimizer = master = largest = 0
     if training.offload == "weights":
         weights = 0
-    if not optimizer:
-        copies = 0
+    copies = copies * (optimizer > 0)
     return States(weights, gradients, optimizer, master, largest, copies)
 
 

@@ -12,8 +12,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from actcalc.layers.core.algebra import most
+from actcalc.layers.core.either import exact, greatest, rounded, same, single
 from actcalc.layers.core.graph import Collective, DType, Graph, Op, Tensor, Weight
 from actcalc.layers.model import ModelGraph
+from actcalc.memory.known import Known
 from actcalc.policy.offload import Away
 from actcalc.policy.outcome import LayerOutcome
 
@@ -78,15 +81,6 @@ class Options(NamedTuple):
     """Layers are plain PyTorch modules: autograd sums gradients and takes over those of weights."""
 
 
-class Known:
-    """What outcomes of one graph have in common: sizes of tensors and of temporaries in ops."""
-
-    def __init__(self, model: ModelGraph, graph: Graph) -> None:
-        self.sizes = model.tensor_bytes[graph]
-        self.own = {n: 0 if n in graph.shared else size for n, size in self.sizes.items()}
-        self.inside: dict[tuple[str, bool], int] = {}
-
-
 class Instant(NamedTuple):
     """One moment of a layer's pass: what is alive, of which the two collections are not copied."""
 
@@ -104,6 +98,21 @@ class Instant(NamedTuple):
     """Bytes of those gradients that stay, of ``inside``."""
     loss: bool = False
     """The loss is at work."""
+
+
+def _whole(total: int, at: str) -> Instant:
+    return Instant(at, total, (), {}, 0)
+
+
+def _highest(moments: Iterable[Instant]) -> tuple[int, str]:
+    """The most alive at any moment, and where: at the first of equals, of one run's numbers."""
+    best, where = 0, ""
+    for moment in moments:
+        if not single(moment.total):
+            best = most(best, moment.total)
+        elif moment.total > best:
+            best, where = moment.total, moment.at
+    return best, where
 
 
 class LayerWalk:
@@ -140,7 +149,8 @@ class LayerWalk:
 
     def total(self, names: Iterable[str]) -> int:
         """Bytes of tensors, those left out that exist once for all layers."""
-        return sum(map(self.known.own.__getitem__, names))
+        found: int = self.known.total(names)
+        return found
 
     def _value(self, op: Op, backward: bool) -> int:
         key = (op.name, backward)
@@ -150,10 +160,10 @@ class LayerWalk:
 
     def _inside(self, op: Op, backward: bool) -> int:
         """Temporaries inside one op: gathered and unreduced buffers, a weight gradient."""
-        extra = self._loss(op, backward) if op.kind == "loss" else 0
-        extra += int((op.backward_scratch if backward else op.forward_scratch).value(self.sizes))
+        extra: int = self._loss(op, backward) if op.kind == "loss" else 0
+        extra += exact((op.backward_scratch if backward else op.forward_scratch).value(self.sizes))
         if op.name in self.options.dequantises:
-            extra += max(self._counts(op.own_weights)) * self.act
+            extra += greatest(self._counts(op.own_weights)) * self.act
         for comm in op.backward_comm if backward else op.comm:
             if comm.collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER):
                 if (
@@ -168,7 +178,7 @@ class LayerWalk:
                     and op.kind == "gather"
                 ):
                     continue  # either side is the op's input or output
-                extra += int(comm.bytes.value(self.sizes))
+                extra += exact(comm.bytes.value(self.sizes))
         if backward:
             if op.kernel.startswith("flash") or (op.kind == "core" and "lse" in op.outputs):
                 q = op.inputs[0]
@@ -177,13 +187,13 @@ class LayerWalk:
             trained = [weight for weight in op.weights if not weight.frozen]
             separate = not options.gradient_fusion and not options.op_by_op
             if separate and trained and op.kind != "embedding":
-                extra += max(self._counts(trained)) * self.act
+                extra += greatest(self._counts(trained)) * self.act
             if op.kind == "embedding" and not options.op_by_op:
                 extra += sum(self._counts(trained)) * self.act
         return extra
 
     def _counts(self, weights: Iterable[Weight]) -> Iterator[int]:
-        return (int(weight.parameters.value(self.sizes)) for weight in weights)
+        return (exact(weight.parameters.value(self.sizes)) for weight in weights)
 
     def _loss(self, op: Op, backward: bool) -> int:
         """Temporaries of a cross-entropy made of single torch ops.
@@ -194,7 +204,7 @@ class LayerWalk:
         (cross_entropy.py), and so does Transformer Engine's (triton/cross_entropy.py).
         """
         logits = self.graph.tensors[op.inputs[0]]
-        count = int(logits.elements.value(self.sizes))
+        count: int = exact(logits.elements.value(self.sizes))
         if op.kernel == "te":
             # the gradient overwrites the logits that the op kept
             return -logits.dtype.itemsize * count if backward else 0
@@ -221,8 +231,7 @@ class LayerWalk:
 
     def forward(self, kept: set[str]) -> tuple[int, str]:
         """The highest moment of a forward pass that keeps ``kept``."""
-        highest = max(self.forward_moments(kept), key=lambda moment: moment.total)
-        return highest.total, highest.at
+        return _highest(self.forward_moments(kept))
 
     def forward_moments(self, kept: set[str]) -> Iterator[Instant]:
         """The moments of a forward pass that keeps ``kept``, in order."""
@@ -239,13 +248,13 @@ class LayerWalk:
 
     def backward(self, *, whole: bool) -> tuple[int, str, int]:
         """The highest moment of the backward pass, re-runs included, and that without the loss."""
-        best, where, loss = 0, "", 0
+        rest, loss = list[Instant](), list[Instant]()
         for moment in self.backward_moments(whole=whole):
-            if moment.loss:
-                loss = max(loss, moment.total)
-            elif moment.total > best:
-                best, where = moment.total, moment.at
-        return (loss, "cross_entropy", best) if loss > best else (best, where, best)
+            (loss if moment.loss else rest).append(moment)
+        best, where = _highest(rest)
+        if not loss:
+            return best, where, best
+        return *_highest([_whole(best, where), *loss]), best
 
     def backward_moments(self, *, whole: bool) -> Iterator[Instant]:
         """The moments of the backward pass, re-runs included, in order.
@@ -386,7 +395,7 @@ class _Gradients:
                     added += size
                 continue
             aliasing = op.kind in _ALIASING or (op.kind, op.kernel) == _IN_PLACE
-            if aliasing and given is not None and self.sizes[given] == size:
+            if aliasing and given is not None and same(self.sizes[given], size):
                 self.storage[name] = given
             else:
                 self.add(name)
@@ -424,14 +433,14 @@ class _WeightGradients:
         for weight in op.weights:
             if weight.frozen:
                 continue
-            count = int(weight.parameters.value(sizes))
+            count = exact(weight.parameters.value(sizes))
             made += count * first
             summed += count * (rule.summed if first != rule.summed else 0)
             if weight.scope in rule.tied and op.kind == "embedding":
                 if weight.scope not in self._known and self.layer.act == rule.summed:
                     summed += count * rule.summed
             elif weight.scope not in self._known:
-                stays += round(count * rule.kept)
+                stays += rounded(count * rule.kept)
             self._known.add(weight.scope) if weight.scope else None
         now = self.kept + made
         self.kept += stays

@@ -80,7 +80,7 @@ def _check(run: Run) -> None:
     check(run.model, layout, run.workload)
     check_profile(run.framework, layout, run.workload)
     check_training(run.model, layout, run.training)
-    inside = layout.ep * (layout.etp or layout.tp)
+    inside = layout.ep * layout.expert_tp
     if layout.ep > 1 and (layout.tp * layout.cp * layout.dp) % inside:
         raise SpecError(
             f"ep x etp = {inside} does not divide the ranks of a stage", "use a smaller --ep"

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from actcalc.layers.core.graph import Graph, Op
 from actcalc.layers.model import ModelGraph
+from actcalc.memory.known import Known
 from actcalc.memory.parts import Timeline
 from actcalc.memory.stage import read
-from actcalc.memory.working import Known, working
+from actcalc.memory.working import working
 from actcalc.plan.options import Costs, module_policies, outcome_of, plan_layer, policy_option
 from actcalc.policy.outcome import LayerOutcome, layer_outcome
 from actcalc.policy.rules import NONE, Policy, rerun_ops

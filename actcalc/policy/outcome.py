@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from actcalc.layers.core.algebra import ONE, Expr
+from actcalc.layers.core.either import exact
 from actcalc.layers.core.graph import Graph, Op
 from actcalc.layers.model import ModelGraph
 from actcalc.policy.rules import Policy, discarded, executed, per_op_stored, rerun_ops, stored
@@ -63,7 +64,7 @@ class LayerOutcome:
         if self.copies != ONE:
             tensors = self.graph.tensors
             whole = {
-                n: int((tensors[n].bytes * self.copies).value(model.sizes)) for n in self.stored
+                n: exact((tensors[n].bytes * self.copies).value(model.sizes)) for n in self.stored
             }
             stored = sum(whole.values())
         return LayerBytes(

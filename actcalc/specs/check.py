@@ -289,7 +289,7 @@ def _experts(model: Model, layout: Layout) -> None:
             f"ep {layout.ep} does not divide {model.moe.experts} experts",
             f"use --ep {nearest(divisors(model.moe.experts), layout.ep)}",
         )
-    etp = layout.etp or layout.tp
+    etp = layout.expert_tp
     if model.moe.ffn % etp:
         raise SpecError(
             f"etp {etp} does not divide moe.ffn {model.moe.ffn}",

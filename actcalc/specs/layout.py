@@ -108,6 +108,11 @@ class Layout(Spec):
         return self.tp * self.cp * self.pp * self.dp
 
     @property
+    def expert_tp(self) -> int:
+        """Tensor-parallel ranks inside experts: etp, or tp where that is not given."""
+        return self.etp or self.tp
+
+    @property
     def slices(self) -> int:
         """Consecutive slices the pipeline cuts the model into."""
         return SCHEDULES[self.pipeline].slices(self.pp, self.vpp)

@@ -78,7 +78,7 @@ def sizes_of(model: Model, layout: Layout, workload: Workload) -> dict[str, int]
         "c": layout.cp,
         "z": min(layout.tp, model.kv_heads),
         "e": layout.ep,
-        "x": layout.etp or layout.tp,
+        "x": layout.expert_tp,
         "y": min(workload.seq, model.window) if model.window else workload.seq,
     }
     if model.value_dim:

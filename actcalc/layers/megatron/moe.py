@@ -37,7 +37,7 @@ def _moe(ctx: Context) -> Moe:
 
 
 def _etp(ctx: Context) -> int:
-    return ctx.layout.etp or ctx.layout.tp
+    return ctx.layout.expert_tp
 
 
 def _etp_symbol(ctx: Context) -> Expr:
