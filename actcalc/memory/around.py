@@ -55,6 +55,8 @@ class Sharding(NamedTuple):
     """Units stay gathered from forward to backward (reshard_after_forward is false)."""
     whole: bool
     """Gradients of several micro-batches are summed whole, and reduced after the last."""
+    experts: bool = False
+    """A layer's routed experts are a unit of their own (torchtitan apply_fsdp under ep)."""
 
     @property
     def ahead(self) -> bool:
@@ -107,12 +109,16 @@ class _Unit(NamedTuple):
     trained: int
     last: int
     """Parameters of the largest weight, taken to be the last whose gradient is dropped."""
+    experts: int
+    """Those of ``trained`` that are reduced as a unit inside this one, before it."""
 
     @classmethod
     def of(cls, part: Part, rule: Sharding) -> _Unit:
         layers = max(1, part.layers)
         own = part.parameters
-        return cls(part, rule.gathered(own) // layers, own.trained // layers, part.largest)
+        experts = own.reduced[1] // layers if rule.experts else 0
+        weights = rule.gathered(own) // layers
+        return cls(part, weights, own.trained // layers, part.largest, experts)
 
 
 class Units:
@@ -145,11 +151,15 @@ class Units:
         return before.weights if before is not None and self.rule.ahead else 0
 
     def _message(self, at: int) -> int:
-        """The gradients that the unit before, in backward's order, is reducing."""
-        after = self._next(at, +1)
-        if after is None:
-            return 0
-        return self.rule.rules.reduced * after.trained
+        """The gradients that the unit before, in backward's order, is reducing.
+
+        One message is kept at a time (``_fsdp_param_group.py`` reduce_scatter_state). Once experts
+        inside the unit reduce theirs, the message stands where their gradients and weights were;
+        while they do, it is there beside the gradients.
+        """
+        after, rules = self._next(at, +1), self.rule.rules
+        before = rules.reduced * (after.trained - after.experts) if after is not None else 0
+        return max(before, rules.gathered * self.each[at].experts)
 
     def around(self, at: int, plainly: Both) -> Both:
         """What is around one occurrence, beside the gradients that ``plainly`` says."""

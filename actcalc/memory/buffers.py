@@ -300,17 +300,25 @@ def _batch(model: ModelGraph) -> list[Buffer]:
 
 
 def _rotary(model: ModelGraph) -> list[Buffer]:
-    """The table of rotary positions where it is a buffer of the model: complex64, of all positions.
+    """The table of rotary positions where it is a buffer of the model, of all positions.
 
-    (torchtitan models/llama3/model/model.py precompute_freqs_cis, of max_seq_len, the sequence.)
+    complex64 (torchtitan models/llama3/model/model.py precompute_freqs_cis), or cosines and sines
+    in fp32 (models/qwen3/model/model.py precompute_rope_cache), of max_seq_len, the sequence.
     """
     context = model.context
     if context.model.position != "rotary" or context.framework.layers != "pytorch":
         return []
-    if context.kernel("rotary") != "complex_buffer":
+    each = _BUFFERED.get(context.kernel("rotary"))
+    if each is None:
         return []
-    size = context.workload.seq * (context.model.rotary_dim or context.model.head_dim) // 2 * 8
-    return [Buffer("rotary table", size, True, True, "freqs_cis, a buffer of the model")]
+    mla = context.model.mla
+    width = mla.rope_dim if mla else context.model.rotary_dim or context.model.head_dim
+    size = context.workload.seq * width * each
+    return [Buffer("rotary table", size, True, True, "a buffer of the model")]
+
+
+_BUFFERED = {"complex_buffer": 4, "half_layer": 8}
+"""Bytes of a rotary table that is a buffer, of each position and dimension."""
 
 
 def outside(model: ModelGraph, device: Device) -> list[Buffer]:

@@ -480,6 +480,7 @@ def sharding_of(staged: StagedRun, rules: Recipe) -> Sharding | None:
         root=run.framework.ends_in_root,
         stays=stays,
         whole=layout.pp > 1,
+        experts=layout.ep > 1,
     )
 
 

@@ -9,7 +9,7 @@ save of its products: they are made again before backward needs them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -190,18 +190,31 @@ def rerun_ops(policy: Policy, graph: Graph) -> tuple[Op, ...]:
     return tuple(op for op in graph.ops if op.modules & tags)
 
 
-def cached_ops(graph: Graph) -> frozenset[str]:
+def cached_ops(graph: Graph, forced: Container[str] = ()) -> frozenset[str]:
     """Ops whose outputs a per-op selective checkpoint keeps.
 
-    The first, third, fifth ... matrix product with a weight, fused attention, and what is summed
-    and scattered (torchtitan distributed/activation_checkpoint.py: aten.mm every second time, sdpa
-    flash and efficient, reduce_scatter_tensor). A product of torchao's fp8 tensors is aten.mm too:
-    a dispatch mode sees it before the tensors turn it into aten._scaled_mm.
+    The first, third, fifth ... matrix product with a weight, fused attention, what is summed and
+    scattered, and what is exchanged (torchtitan distributed/activation_checkpoint.py: aten.mm every
+    second time, sdpa flash and efficient, reduce_scatter_tensor, all_to_all_single). Products named
+    in ``forced`` always re-run and are not counted.
     """
-    products = [op.name for op in graph.ops if op.kind == "linear"]
+    products = [op.name for op in counted_products(graph) if op.name not in forced]
     fused = [op.name for op in graph.ops if op.kind == "core" and op.kernel]
-    scattered = [op.name for op in graph.ops if op.kind == "scatter"]
-    return frozenset((*products[::2], *fused, *scattered))
+    moved = [op.name for op in graph.ops if op.kind in ("scatter", "exchange")]
+    return frozenset((*products[::2], *fused, *moved))
+
+
+def counted_products(graph: Graph) -> tuple[Op, ...]:
+    """Products that a per-op checkpoint counts: ``aten.mm``, a router's left out.
+
+    A product of torchao's fp8 tensors is aten.mm too: a dispatch mode sees it before the tensors
+    turn it into aten._scaled_mm. Grouped products are none (aten._grouped_mm), and routers always
+    re-run (job_config.py per_op_sac_force_recompute_mm_shapes_by_fqns, moe.router.gate).
+    """
+    return tuple(
+        op for op in graph.ops
+        if op.kind == "linear" and op.kernel != "grouped_mm" and "router" not in op.modules
+    )  # fmt: skip
 
 
 def per_op_stored(graph: Graph) -> tuple[str, ...]:

@@ -76,16 +76,31 @@ def check_profile(profile: Framework, layout: Layout, workload: Workload) -> Non
 
 def _check_modules(profile: Framework, layout: Layout) -> None:
     """Refuse what layers of PyTorch modules do not know of parallelism."""
-    if layout.ep > 1:
-        raise SpecError(
-            f"the {profile.name} profile knows tensor, pipeline, context and data parallelism, "
-            f"not ep {layout.ep}",
-            "use --framework megatron, or drop --ep",
-        )
     if layout.tp > 1 and not layout.sp:
         raise SpecError(
             f"the {profile.name} profile runs tensor parallelism with sequence parallelism",
             "add --sp",
+        )
+    _check_etp(profile, layout)
+
+
+def _check_etp(profile: Framework, layout: Layout) -> None:
+    """Refuse tensor parallelism of experts that torchtitan has not (ParallelDims._validate)."""
+    tp, ep, etp = layout.tp, layout.ep, layout.etp
+    if ep > 1 and tp > 1 and etp is None:
+        raise SpecError(
+            f"ep {ep} with tp {tp}: the {profile.name} profile's experts are split over tp, or "
+            "over ep alone, which borrows the ranks of tp",
+            f"add --etp {tp}, or --etp 1 (torchtitan's default)",
+        )
+    if ep == 1 and etp not in (None, tp):
+        raise SpecError(
+            f"the {profile.name} profile splits experts over tp {tp} where ep is 1, not etp {etp}",
+            "add --ep 2 or more, or drop --etp",
+        )
+    if etp not in (None, 1, tp):
+        raise SpecError(
+            f"the {profile.name} profile's experts know etp 1 or tp {tp}, not {etp}", "use --etp 1"
         )
 
 

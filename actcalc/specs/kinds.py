@@ -202,6 +202,7 @@ _PYTORCH: Mapping[str, Kind] = {
         "rotary position",
         {
             "half": "x·cos + rotate_half(x)·sin (modeling_llama.py)",
+            "half_layer": "the same, tables cast in every layer (torchtitan qwen3 model.py)",
             "half_cat": "always concatenated with what is not rotated (modeling_gpt_neox.py)",
             "half_fp32": "in fp32, cast back (modeling_olmo.py)",
             "half_tables": "halves apart, tables half as wide (modeling_gpt_oss.py)",
@@ -255,6 +256,7 @@ _PYTORCH: Mapping[str, Kind] = {
         {
             "native": "left to PyTorch where it can (sdpa_attention.py use_gqa_in_sdpa)",
             "repeated": "always repeated (torchtitan repeat_kv)",
+            "repeated_whole": "the same of DTensors, which copies (torchtitan qwen3)",
             "broadcast": "one head, broadcast by the product (modeling_falcon.py)",
         },
         needed=True,
@@ -371,6 +373,7 @@ _PYTORCH: Mapping[str, Kind] = {
         {
             "grouped": "grouped products of sorted tokens (integrations/moe.py)",
             "every_token": "every token through every expert (modeling_llama4.py)",
+            "token_choice": "dispatched, with a router of their own (torchtitan moe.py MoE)",
         },
     ),
     "embedding_projection": Kind(

@@ -127,6 +127,8 @@ WRITTEN = [
     ("torchtitan", "llama-3-8b --framework torchtitan --dp 8 --zero 3 --policy op"),
     ("torchtitan", "llama-3.1-70b --framework torchtitan --tp 8 --sp --pp 4 --dp 2 --zero 2 "
      "--global-batch 32"),
+    ("torchtitan", "qwen3-30b-a3b --framework torchtitan --tp 4 --sp --dp 8 --ep 16 --etp 1 "
+     "--zero 3 --policy op"),
     ("deepspeed", "qwen2.5-7b --dp 8 --zero 3 --recipe mixed --offload optimizer --policy full"),
     ("transformers", "gpt2 --framework transformers --precision amp-bf16 --dp 4 --global-batch 32"),
     ("fsdp", "llama-3-8b --dp 16 --zero 3 --recipe fsdp --policy full --attention flash"),
@@ -151,6 +153,19 @@ def test_written_files(target, line, cli, tmp_path):
     assert [s["total_bytes"] for s in again.json["stages"]] == [
         s["total_bytes"] for s in plain.json["stages"]
     ]
+
+
+def test_asynchronous_tensor_parallelism_is_a_compilers(cli, tmp_path):
+    """torchtitan distributed/tensor_parallel.py: refused there without a compiled model."""
+    path = tmp_path / "job.toml"
+    text = "[parallelism]\ntensor_parallel_degree = 2\nenable_async_tensor_parallel = true\n"
+    path.write_text(f"{text}[training]\nseq_len = 4096\n")
+    plain = cli("memory", path, "llama-3-8b")
+    assert plain.code == 2
+    assert "needs a compiled model" in plain.err
+    path.write_text(f"{text}[compile]\nenable = true\n[training]\nseq_len = 4096\n")
+    compiled = cli("memory", path, "llama-3-8b", "--json").json
+    assert any("enable_async_tensor_parallel" in note for note in compiled["notes"])
 
 
 def test_what_cannot_be_said_is_refused(cli):

@@ -155,11 +155,8 @@ def _profile(name: str | None, layout: dict[str, Any]) -> tuple[str | None, tupl
     """The profile, unless the layout splits layers in a way that its own do not know."""
     if name is None:
         return None, ()
-    profile = presets.load("frameworks", name).values
-    known: tuple[str, ...] = ("tp", "pp") if profile["model_parallel"] else ()
-    degrees = [d for d in ("tp", "pp", "cp", "ep") if (layout.get(d) or 1) > 1]
-    split = [f"{d} {layout[d]}" for d in degrees if d not in known]
-    if not split or (known and profile["layers"] != "pytorch"):
+    split = [f"{d} {layout[d]}" for d in ("tp", "pp", "cp", "ep") if (layout.get(d) or 1) > 1]
+    if not split or presets.load("frameworks", name).values["model_parallel"]:
         return name, ()
     return None, (
         f"The {name} profile does not know {', '.join(split)}: Megatron's layers stand for them.",

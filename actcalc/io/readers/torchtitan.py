@@ -39,8 +39,8 @@ _DEBUG: Mapping[str, Any] = {
 """llama3's debugmodel (``models/llama3/__init__.py``: dim 256, 6 layers, 16 heads, 2048 words)."""
 
 SCHEDULES = {
-    "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved", "zbvzerobubble": "zb-v",
-    "dualpipev": "dualpipe-v",
+    "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved",
+    "interleavedzerobubble": "interleaved-zb", "zbvzerobubble": "zb-v", "dualpipev": "dualpipe-v",
 }  # fmt: skip
 IDLE = (
     r"job\..*|profiling\..*|metrics\..*|lr_scheduler\..*|checkpoint\..*|comm\..*|validation\..*"
@@ -58,7 +58,12 @@ LEFT_OUT: LeftOut = (
     ("training.compile", "fuses kernels: less memory and time", ()),
     ("compile.enable", "fuses kernels: less memory and time", ()),
     ("float8.enable_fsdp_float8_all_gather", "gathers weights in 8 bits", ()),
-    ("parallelism.enable_async_tensor_parallel", "overlaps messages with products", ()),
+    ("parallelism.enable_async_tensor_parallel", "overlaps messages with compiled products", ()),
+    (
+        "parallelism.expert_parallel_comm_backend",
+        "dispatches tokens by other kernels",
+        ("standard",),
+    ),
     ("activation_checkpoint.memory_budget", "chooses what is re-run while it compiles", (0.5,)),
 )
 
@@ -95,8 +100,26 @@ def read(data: Mapping[str, Any], where: Document) -> Part:
         if s.text("float8.recipe_name", default="tensorwise") == "rowwise":
             notes.append("float8.recipe_name rowwise: one scale per tensor is counted.")
     s.section("float8")
+    _check_async(s)
     notes += s.notes(IDLE, LEFT_OUT)
     return Part(kind="torchtitan", name=where.name, given=given, usual=usual, notes=tuple(notes))
+
+
+def _check_async(s: Settings) -> None:
+    """Refuse asynchronous tensor parallelism that torchtitan itself refuses.
+
+    ``distributed/tensor_parallel.py`` maybe_enable_async_tp: a pass of the compiler makes it.
+    """
+    wanted = s.flag(
+        "parallelism.enable_async_tensor_parallel", "experimental.enable_async_tensor_parallel"
+    )
+    compiled = s.flag("compile.enable", "training.compile")
+    parts = s.words("compile.components") or ("model", "loss")
+    if wanted and not (compiled and "model" in parts):
+        raise SpecError(
+            f"{s.where}: enable_async_tensor_parallel needs a compiled model",
+            "add compile.enable = true with model among compile.components, or drop it",
+        )
 
 
 def _model(s: Settings) -> dict[str, Any]:
@@ -161,7 +184,7 @@ def _pipeline(s: Settings, given: dict[str, Any], local: int) -> None:
         raise SpecError(f"{s.where}: schedule {word} is not modelled",
                         "modelled are " + ", ".join(SCHEDULES))  # fmt: skip
     given["layout.schedule"] = schedule
-    if schedule == "interleaved":
+    if schedule in ("interleaved", "interleaved-zb"):
         given["layout.vpp"] = 2
     size = s.number(*(name + "microbatch_size" for name in names), default=1, least=1)
     given["workload.micro_batch"] = size

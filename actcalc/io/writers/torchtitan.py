@@ -82,6 +82,9 @@ def _parallelism(run: Run) -> dict[str, Any]:
         found["tensor_parallel_degree"] = layout.tp
     if layout.cp > 1:
         found["context_parallel_degree"] = layout.cp
+    if layout.ep > 1:
+        found["expert_parallel_degree"] = layout.ep
+        found["expert_tensor_parallel_degree"] = layout.etp or layout.tp
     if layout.pp > 1:
         found["pipeline_parallel_degree"] = layout.pp
         found["pipeline_parallel_schedule"] = _schedule(run)

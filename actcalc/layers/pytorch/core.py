@@ -168,10 +168,12 @@ def _sdpa(g: GraphBuilder, ctx: Context, x: Core) -> str:
             f"which {ctx.model.name} needs here (padding, or a window shorter than the sequence)",
             "use --framework transformers",
         )
-    native = ctx.kernel("sdpa_grouped") == "native"
+    way = ctx.kernel("sdpa_grouped")
+    native = way == "native"
     q, k, v = x.q, x.k, x.v
-    if ctx.kernel("sdpa_grouped") == "repeated":
-        k, v = repeated(g, ctx, k, q, "k"), repeated(g, ctx, v, q, "v")
+    if way in ("repeated", "repeated_whole"):
+        whole = way == "repeated_whole"
+        k, v = (repeated(g, ctx, t, q, n, whole=whole) for t, n in ((k, "k"), (v, "v")))
     grouped = k.count != q.count
     if grouped and native and (masked or not x.query_width == x.value_width <= _FLASH_WIDEST):
         k, v = repeated(g, ctx, k, q, "k"), repeated(g, ctx, v, q, "v")

@@ -70,15 +70,17 @@ def in_type(g: GraphBuilder, ctx: Context, x: Heads, name: str, dtype: DType) ->
     return copied(g, ctx, x, f"{name}_cast", dtype=dtype)
 
 
-def repeated(g: GraphBuilder, ctx: Context, x: Heads, like: Heads, name: str) -> Heads:
+def repeated(
+    g: GraphBuilder, ctx: Context, x: Heads, like: Heads, name: str, *, whole: bool = False
+) -> Heads:
     """``x`` with its heads repeated to those of ``like`` (``repeat_kv``).
 
     Repeating expands and reshapes. That copies, but for a single head, whose repeats stay a view
-    of stride 0.
+    of stride 0; ``whole`` says that the shape is that of all ranks' heads (a DTensor's).
     """
     if x.count == like.count:
         return x
-    if x.count == 1:
+    if x.count == 1 and not (whole and ctx.tp):
         return replace(x, heads=like.heads, count=like.count, sliced=True)
     wide = replace(x, heads=like.heads, count=like.count)
     return copied(g, ctx, wide, f"{name}_repeated", order="head")

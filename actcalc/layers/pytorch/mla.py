@@ -13,6 +13,7 @@ from actcalc.layers.core.ops import promoted
 from actcalc.layers.pytorch.core import attend
 from actcalc.layers.pytorch.heads import GROUP, MODULE, Heads
 from actcalc.layers.pytorch.linear import linear
+from actcalc.layers.pytorch.parallel import scattered
 from actcalc.layers.pytorch.rotary import rotation, tables
 from actcalc.layers.pytorch.scores import Core
 from actcalc.specs import Indexer, LayerKind
@@ -23,14 +24,15 @@ def mla_attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -
 
     Queries and the joint key/value latent pass a norm and an up-projection each. Queries are
     concatenated, keys written, into tensors of their own in head order; values stay a slice of
-    the up-projection, which is kept whole for them.
+    the up-projection, which is kept whole for them. Tensor parallelism splits the up-projections by
+    heads; latents, their norms and the down-projections are whole on every rank.
     """
     model, mla = ctx.model, ctx.model.mla
     if mla is None:
         raise SpecError(f"{model.name} has no latent attention", "describe mla")
     rope, value = symbol("p"), symbol("g")
     width = ctx.d + rope
-    heads = symbol("a")
+    heads, count = ctx.heads, model.heads // ctx.layout.tp
     up = ("attention", "mla_up_proj")
     queries = source
     rank: Expr = ctx.h
@@ -54,8 +56,8 @@ def mla_attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -
     kv_proj = linear(
         g, ctx, "kv_up", GROUP, normed, inside=latent, outside=heads * (ctx.d + value), modules=up
     )
-    q, k = _positioned(g, ctx, kind, Heads(q_proj, heads, model.heads, width), joint, kv_proj)
-    v = Heads(kv_proj, heads, model.heads, value, sliced=True)
+    q, k = _positioned(g, ctx, kind, Heads(q_proj, heads, count, width), joint, kv_proj)
+    v = Heads(kv_proj, heads, count, value, sliced=True)
     if model.indexer:
         _index(g, ctx, model.indexer, queries, source)
     core = Core(
@@ -63,10 +65,11 @@ def mla_attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -
         causal=model.causal, keys=ctx.s, query_width=mla.qk_dim, value_width=mla.v_dim,
     )  # fmt: skip
     context = attend(g, ctx, core)
-    return linear(
+    branch = linear(
         g, ctx, "out", GROUP, context, inside=heads * value, outside=ctx.h, bias=model.out_bias,
         modules=MODULE,
     )  # fmt: skip
+    return scattered(g, ctx, "attention", GROUP, branch, MODULE)
 
 
 def _index(g: GraphBuilder, ctx: Context, spec: Indexer, queries: str, source: str) -> None:

@@ -75,7 +75,22 @@ def feed_forward(
     bias: bool | None = None,
     modules: Iterable[str] = MODULE,
 ) -> str:
-    """Append projections and activation of ``source``; return the branch, before dropout.
+    """Append a feed-forward of ``source``; return the branch, before dropout."""
+    branch = projected(g, ctx, source, prefix=prefix, width=width, bias=bias, modules=modules)
+    return scattered(g, ctx, f"{prefix}mlp", GROUP, branch, modules)
+
+
+def projected(
+    g: GraphBuilder,
+    ctx: Context,
+    source: str,
+    *,
+    prefix: str = "",
+    width: Expr | None = None,
+    bias: bool | None = None,
+    modules: Iterable[str] = MODULE,
+) -> str:
+    """Append projections and activation of ``source``; return the rank's part of the sum.
 
     With a gate, ``down(act(gate(x)) * up(x))``. Where gate and up are one projection their halves
     are views of it, so that the whole output stays for the activation's input.
@@ -103,8 +118,7 @@ def feed_forward(
         active = product(g, f"{prefix}gated", active, up, hidden, modules=modules)
     if ctx.workload.dropout and model.activation_dropout > 0:
         active = dropout(g, f"{prefix}activation_dropout", GROUP, active, modules=modules)
-    branch = linear(
+    return linear(
         g, ctx, f"{prefix}fc2", GROUP, active,
         inside=wide, outside=ctx.h, bias=biased, modules=modules,
     )  # fmt: skip
-    return scattered(g, ctx, f"{prefix}mlp", GROUP, branch, modules)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import ONE, Expr, symbol
@@ -10,7 +11,10 @@ from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import DType, GraphBuilder, Weight
 from actcalc.layers.pytorch.linear import linear
 from actcalc.layers.pytorch.mlp import GROUP, activate, feed_forward, product
+from actcalc.layers.pytorch.token_choice import token_choice
 from actcalc.specs import Moe
+
+Experts = Callable[[GraphBuilder, Context, str, str], str]
 
 ROUTER = ("moe",)
 EXPERTS = ("moe", "experts")
@@ -32,6 +36,11 @@ def _width(ctx: Context) -> Expr:
 
 def moe(g: GraphBuilder, ctx: Context, source: str) -> str:
     """Append the mixture of experts of ``source``; return the branch."""
+    return EXPERT_KERNELS[ctx.kernel("experts")](g, ctx, source)
+
+
+def _routed(experts: Experts, g: GraphBuilder, ctx: Context, source: str) -> str:
+    """Append a router, the routed experts and the shared one (transformers)."""
     spec = _spec(ctx)
     routed = ROUTERS[ctx.kernel(f"router_{spec.router}")](g, ctx, source)
     narrow = source
@@ -40,7 +49,7 @@ def moe(g: GraphBuilder, ctx: Context, source: str) -> str:
             g, ctx, "latent_down", GROUP, source, inside=ctx.h, outside=_width(ctx),
             bias=ctx.model.mlp_bias, modules=EXPERTS,
         )  # fmt: skip
-    out = EXPERT_KERNELS[ctx.kernel("experts")](g, ctx, narrow, routed)
+    out = experts(g, ctx, narrow, routed)
     if spec.latent:
         out = linear(
             g, ctx, "latent_up", GROUP, out, inside=_width(ctx), outside=ctx.h,
@@ -349,7 +358,8 @@ def _batched(
     return out
 
 
-EXPERT_KERNELS: dict[str, Callable[[GraphBuilder, Context, str, str], str]] = {
-    "grouped": _grouped,
-    "every_token": _every_token,
+EXPERT_KERNELS: dict[str, Callable[[GraphBuilder, Context, str], str]] = {
+    "grouped": partial(_routed, _grouped),
+    "every_token": partial(_routed, _every_token),
+    "token_choice": token_choice,
 }

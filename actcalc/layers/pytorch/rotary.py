@@ -38,7 +38,9 @@ ROTARY_KERNELS: dict[str, Rotation] = {
     # x * cos + rotate_half(x) * sin: x keeps its strides; what is not rotated is concatenated,
     # which lays the result out afresh.
     "half": Rotation(),
-    # As above, concatenated with what is not rotated even if that is nothing.
+    # The same, of a buffer's rows that are cast in every layer.
+    "half_layer": Rotation(shared=False),
+    # As the first, concatenated with what is not rotated even if that is nothing.
     "half_cat": Rotation(order="head"),
     # Tables and products in fp32, cast back.
     "half_fp32": Rotation(table=DType.FP32, cast=True),

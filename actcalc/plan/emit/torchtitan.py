@@ -25,7 +25,7 @@ from actcalc.plan.named import Fit, Rivals
 from actcalc.plan.options import outcome_of
 from actcalc.plan.planner import RunPlanner
 from actcalc.plan.ways import Measured
-from actcalc.policy.rules import executed
+from actcalc.policy.rules import cached_ops, counted_products, executed
 from actcalc.solve.options import Option
 
 Shape = tuple[int, ...]
@@ -38,8 +38,18 @@ MODULES = {
     "gate": "feed_forward.w1",
     "up": "feed_forward.w3",
     "fc2": "feed_forward.w2",
+    "q_down": "attention.wq_a",
+    "q_up": "attention.wq_b",
+    "kv_down": "attention.wkv_a",
+    "kv_up": "attention.wkv_b",
+    "shared_gate": "moe.shared_experts.w1",
+    "shared_up": "moe.shared_experts.w3",
+    "shared_fc2": "moe.shared_experts.w2",
 }
-"""torchtitan's module of each product (models/llama3/model/model.py)."""
+"""torchtitan's module of each product (models/llama3/model/model.py, deepseek_v3, moe/moe.py)."""
+
+_GATE = "moe.router.gate"
+"""What the setting names by default: a list of one's own stands in its place."""
 
 _MOST_SHAPES = 8
 
@@ -129,7 +139,8 @@ def _per_op(rivals: Rivals, forced: frozenset[Shape], budget: int) -> Setting:
             for shape in sorted(forced)
         )
     )
-    listed = ", ".join(f'"{name}"' for name in names)
+    routed = any("router" in op.modules for run in planner.model.kinds for op in run.graph.ops)
+    listed = ", ".join(f'"{name}"' for name in (*names, *((_GATE,) if routed else ())))
     plan = "selective checkpoint, op by op"
     if names:
         plan += f", {', '.join(names)} and products of their shape re-run"
@@ -148,7 +159,7 @@ def _forced(planner: RunPlanner) -> Iterator[frozenset[Shape]]:
     shapes = {
         _shape(planner, op): None
         for run in planner.model.kinds
-        for op in _products(run.graph)
+        for op in counted_products(run.graph)
         if op.name in MODULES
     }
     if len(shapes) > _MOST_SHAPES:
@@ -162,9 +173,9 @@ def per_op_option(planner: RunPlanner, graph: Graph, forced: Iterable[Shape] = (
     """One layer under the per-op checkpoint, products of the shapes ``forced`` always re-run."""
     sizes = planner.model.sizes
     forced = frozenset(forced)
-    counted = [op.name for op in _products(graph) if _shape(planner, op) not in forced]
-    fused = [op.name for op in graph.ops if op.kind == "core" and op.kernel]
-    cached = {*counted[::2], *fused}
+    cached = cached_ops(
+        graph, {op.name for op in counted_products(graph) if _shape(planner, op) in forced}
+    )
     kept = {graph.input, *(n for op in graph.ops if op.name in cached for n in op.outputs)}
     restored = [name for name in graph.saved if name not in kept and name not in graph.shared]
     again = tuple(op for op in graph.ops if op.name not in cached)
@@ -178,17 +189,17 @@ def per_op_option(planner: RunPlanner, graph: Graph, forced: Iterable[Shape] = (
     return Measured(option, outcome_of(graph, kept, [op.name for op in ran]))
 
 
-def _products(graph: Graph) -> list[Op]:
-    return [op for op in graph.ops if op.kind == "linear"]
-
-
 def _shape(planner: RunPlanner, op: Op) -> Shape:
     return tuple(int(dim.value(planner.model.sizes)) for dim in op.weights[0].shape)
 
 
 def _module_of(planner: RunPlanner, graph: Graph, shape: Shape) -> str:
     """A module whose weight has this shape, one whose name 0.3 left alone where there is one."""
-    found = [MODULES[op.name] for op in _products(graph) if _shape(planner, op) == shape]
+    found = [
+        MODULES[op.name]
+        for op in counted_products(graph)
+        if op.name in MODULES and _shape(planner, op) == shape
+    ]
     return max(found, key=lambda name: name[-2:] in ("wo", "w1", "w2", "w3"))
 
 
