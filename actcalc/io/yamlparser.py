@@ -22,7 +22,7 @@ _NUMBERS = {"tag:yaml.org,2002:int": _WHOLE, "tag:yaml.org,2002:float": _REAL}
 
 
 class _Loader(_BASE):  # type: ignore[misc]
-    """A safe loader that refuses a key given twice, and whole numbers nobody writes."""
+    """A safe loader that refuses a key with two values, and whole numbers nobody writes."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
         first: [(tag, _NUMBERS.get(tag, pattern)) for tag, pattern in rules]
@@ -30,18 +30,19 @@ class _Loader(_BASE):  # type: ignore[misc]
     }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Build one mapping; raises ``SpecError`` for a repeated or unhashable key."""
+        """Build one mapping; raises ``SpecError`` for a key of two values or an unhashable one."""
         mapping: dict[Any, Any] = {}
         for key_node, value_node in node.value:
             key = self.construct_object(key_node, deep=True)
             line = key_node.start_mark.line + 1
             if not isinstance(key, Hashable):
                 raise SpecError(f"line {line}: a key must be a plain word", "remove the brackets")
-            if key in mapping:
+            value = self.construct_object(value_node, deep=True)
+            if key in mapping and (isinstance(value, dict | list) or mapping[key] != value):
                 raise SpecError(
                     f"key {shorten(key)} is given twice (line {line})", "keep one of them"
                 )
-            mapping[key] = self.construct_object(value_node, deep=True)
+            mapping[key] = value
         return mapping
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:

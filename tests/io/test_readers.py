@@ -44,7 +44,7 @@ def field_of(run: Run, name: str) -> Any:
     found: Any = run
     for step in name.split("."):
         found = getattr(found, step)
-    return found
+    return list(found) if isinstance(found, tuple) else found
 
 
 @pytest.mark.parametrize(("kind", "case"), CASES, ids=[f"{k}-{c['file']}" for k, c in CASES])

@@ -39,8 +39,8 @@ _TORCH_TYPES = {
     "torch.uint8": "fp8",
 }  # fmt: skip
 _POSITIONS = {
-    "rope": "rotary", "yarn": "rotary", "mrope": "rotary", "none": "none", "relative": "relative",
-    "alibi": "alibi",
+    "rope": "rotary", "rotary": "rotary", "yarn": "rotary", "mrope": "rotary", "none": "none",
+    "relative": "relative", "alibi": "alibi",
 }  # fmt: skip
 _LEARNED = "learned_absolute"
 _NORMS = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm", "layernorm1p": "layernorm",

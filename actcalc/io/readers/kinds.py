@@ -23,6 +23,7 @@ from actcalc.io.readers import (
     trainer,
     verl,
 )
+from actcalc.io.readers.beside import beside_script
 from actcalc.io.readers.combine import Read
 from actcalc.io.readers.document import Document
 from actcalc.io.readers.objective import PROGRAM
@@ -242,14 +243,14 @@ def scripts(documents: Sequence[Document], kind: str | None) -> dict[str, Read |
     result: dict[str, Read | None] = {}
     held: list[Document] = []
     for doc in found if len(found) > 1 else ():
-        script = follow(doc.text, doc.name)
+        script = follow(doc.text, doc.name, Script(source=beside_script(doc)))
         if not any(launch.program for launch in launches(script, doc.text)):
             held.append(doc)
     for doc in found:
         if doc in held and len(held) < len(found):
             result[doc.name] = None
             continue
-        script = Script()
+        script = Script(source=beside_script(doc))
         for before in held if doc not in held else ():
             follow(before.text, before.name, script)
         result[doc.name] = _script(doc, follow(doc.text, doc.name, script), kind, held)
@@ -263,15 +264,16 @@ def _script(doc: Document, script: Script, kind: str | None, held: Sequence[Docu
             f"{doc.name} is a script that launches no training that is known",
             "read are launches of Megatron, torchtitan, verl, slime, transformers and TRL",
         )
-    launch = max(found, key=lambda each: (each.sure, len(each.options)))
+    launch = max(found, key=lambda each: (each.sure, bool(each.program), len(each.options)))
     row, data = _row(launch, kind, doc)
-    told = unknown_note(launch.unknown)
+    told = (*unknown_note(launch.unknown), *_others(launch, found))
     try:
         part = row.read(data, doc)
     except SpecError as error:
         raise SpecError(str(error), "; ".join((error.hint, *told))) from error
     sourced = {each.name.rsplit("/", 1)[-1] for each in held}
     notes = [n for n in script.notes if not any(name in n for name in sourced)]
+    notes = [n for n in notes if _matters(n, launch)]
     given = dict(part.given)
     if launch.devices and not given.get("devices") and "world-size" not in data:
         given["devices"] = launch.devices
@@ -280,6 +282,23 @@ def _script(doc: Document, script: Script, kind: str | None, held: Sequence[Docu
         part=replace(part, given=given,
                      notes=(*notes, *told, *part.notes)),
     )  # fmt: skip
+
+
+def _matters(note: str, launch: Launch) -> bool:
+    """Whether a note on variables that are not known names one that the launch uses."""
+    names = re.search(r" decides (.*), not known from here on", note)
+    used = " ".join(launch.unknown)
+    return not names or any(
+        re.search(rf"\$\{{?{re.escape(name)}\b", used) for name in names[1].split(", ")
+    )
+
+
+def _others(launch: Launch, found: Sequence[Launch]) -> tuple[str, ...]:
+    """A note where a script launches several runs."""
+    runs = [each for each in found if each.sure and each.program]
+    if sum(each.options != launch.options for each in runs) == 0:
+        return ()
+    return (f"{len(runs)} runs are launched; the one with the most options is read.",)
 
 
 _OPTIONS = (
@@ -295,7 +314,7 @@ _TRL = ("sft.py", "dpo.py", "grpo.py", "kto.py", "reward.py")
 
 
 def _trains(launch: Launch) -> bool:
-    names = {name.replace("_", "-") for name in launch.options}
+    names = {name.replace("_", "-") for name in (*launch.options, *launch.lacking)}
     if names & set(_OPTIONS) or launch.program.startswith("verl."):
         return True
     return any(name.startswith(("actor-rollout-ref.", "parallelism.")) for name in names)
@@ -317,7 +336,7 @@ def _row(launch: Launch, kind: str | None, doc: Document) -> tuple[Kind, dict[st
         row = rows["torchtitan"]
     else:
         row = next((each for each in KINDS if each.recognises(data)), None)
-        names = {name.replace("_", "-") for name in launch.options}
+        names = {name.replace("_", "-") for name in (*launch.options, *launch.lacking)}
         if row is None:
             row = rows["megatron"] if names & set(_OPTIONS[:6]) else rows["transformers"]
     if row.name in ("megatron", "nemo"):

@@ -37,7 +37,8 @@ class Part:
     @property
     def whole(self) -> bool:
         """Whether it says which model is trained."""
-        return any(key == "base" or key.startswith("model.") for key in self.given)
+        named = (key for key, value in self.given.items() if value is not None)
+        return any(key == "base" or key.startswith("model.") for key in named)
 
 
 def merged(parts: Sequence[Part]) -> tuple[dict[str, Any], dict[str, Any]]:

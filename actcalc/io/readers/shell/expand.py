@@ -7,10 +7,12 @@ in the word, which says why and on which line.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from actcalc.errors import SpecError
 from actcalc.io.readers.shell.arithmetic import integer
+from actcalc.io.readers.shell.substitution import changed, printed, separator
 
 MARK = "\x00"
 _LONGEST = 200_000
@@ -19,8 +21,9 @@ _MOST_MADE = 500_000
 _MOST_WORDS = 20_000
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9]|[@*#?$!-]")
 _PLAIN, _QUOTED = re.compile(r"[^\\'\"`$]+"), re.compile(r"[^\\\"`$]+")
+_CHANGES = ("%", "%%", "#", "##", "/", "//")
 _BRACED = re.compile(
-    r"(#?)([A-Za-z_]\w*|[0-9]+|[@*#])(\[[^\]]*\])?(?:(:?[-=+?]|,,|\^\^|[%#/:]{1,2})(.*))?", re.S
+    r"(#?)([A-Za-z_]\w*|[0-9]+|[@*#])(\[[^\]]*\])?(?:(:?[-=+?]|,,|\^\^|%%?|##?|//?|:)(.*))?", re.S
 )
 
 
@@ -41,6 +44,7 @@ class Variables:
         self.unknown: list[Unknown] = []
         self.depth = 0
         self.made = 0
+        self.separator = " "
 
     def mark(self, what: str, line: int) -> str:
         """A mark that stands in a word for what is not known."""
@@ -65,6 +69,27 @@ class Variables:
             self.arrays[name] = [*self.arrays[name], mark]
         else:
             self.texts[name] = f"{self.texts.get(name, '')} {mark}"
+
+    def put(self, name: str, value: str) -> None:
+        """Let a variable be a text."""
+        self.arrays.pop(name, None)
+        self.texts[name] = value
+
+    def drop(self, name: str) -> None:
+        """Let a variable be unset."""
+        self.arrays.pop(name, None)
+        self.texts.pop(name, None)
+
+    def pass_on(self, words: Sequence[str] | None) -> list[str] | None:
+        """Let the arguments (``$1``, ``$@``, ``$#``) be these; those before (None: none)."""
+        before = self.arrays.pop("@", None)
+        for name in [name for name in self.texts if name.isdigit() or name == "#"]:
+            del self.texts[name]
+        if words is not None:
+            self.arrays["@"] = list(words)
+            self.texts |= {str(number): word for number, word in enumerate(words, 1)}
+            self.texts["#"] = str(len(words))
+        return before
 
     def text(self, name: str) -> str | None:
         """A variable's value as text; None where it is not set."""
@@ -115,7 +140,7 @@ class Variables:
                 out.add(("\\" if keep else "") + raw[at + 1])
                 at += 2
             elif char == "'" and not quoted:
-                stop = raw.find("'", at + 1)
+                stop = _end(raw, "'", at)
                 out.add(raw[at + 1 : stop], quoted=True)
                 at = stop + 1
             elif char == '"' and not quoted:
@@ -125,8 +150,8 @@ class Variables:
                 self._expand(raw[at + 1 : stop], line, out, quoted=True, split=split)
                 at = stop + 1
             elif char == "`":
-                stop = raw.find("`", at + 1)
-                out.add(self.mark(raw[at : stop + 1], line), quoted=True)
+                stop = _end(raw, "`", at)
+                self._output(raw[at + 1 : stop], raw[at : stop + 1], line, out, quoted or not split)
                 at = stop + 1
             elif char == "$" and at + 1 < len(raw):
                 at = self._dollar(raw, at, line, out, quoted or not split)
@@ -137,7 +162,7 @@ class Variables:
     def _nothing(self, inside: str) -> bool:
         """Whether a quoted part is no word at all: an empty array, or a script's arguments."""
         if inside in ("$@", "${@}", "$*"):
-            return True
+            return not self.arrays.get("@")
         found = re.fullmatch(r"\$\{(\w+)\[@\]\}", inside)
         return bool(found and self.arrays.get(found[1]) == [])
 
@@ -150,7 +175,7 @@ class Variables:
             return stop
         if raw.startswith("$(", at):
             stop = _bracket(raw, at + 1, "(", ")")
-            out.add(self.mark(raw[at:stop], line), quoted=True)
+            self._output(raw[at + 2 : stop - 1], raw[at:stop], line, out, quoted)
             return stop
         if raw.startswith("${", at):
             stop = _bracket(raw, at + 1, "{", "}")
@@ -163,10 +188,22 @@ class Variables:
         self._value(found[0], line, out, quoted)
         return found.end()
 
+    def _output(self, text: str, written: str, line: int, out: _Fields, quoted: bool) -> None:
+        """What a command would print, where that follows from its words."""
+        before, (self.separator, rest) = self.separator, separator(text)
+        self.depth += 1
+        value = None
+        if self.depth < _DEEPEST and len(text) < _LONGEST:
+            value = printed(rest, lambda raw: self.words(raw, line), MARK)
+        self.depth -= 1
+        self.separator = before
+        out.value(self.mark(written, line) if value is None else value, quoted)
+
     def _value(self, name: str, line: int, out: _Fields, quoted: bool) -> None:
+        if name in ("@", "*"):  # arguments: of the script none are given
+            out.items(self.arrays.get("@", []), quoted)
+            return
         value = self.text(name)
-        if name in "@*" and value is None:
-            return  # arguments of the script: none are given
         out.value(self.mark(f"${name}", line) if value is None else value, quoted)
 
     def _braced(self, inside: str, line: int, out: _Fields, quoted: bool) -> None:
@@ -183,7 +220,15 @@ class Variables:
             self._default(name, value, operator, rest, line, out, quoted)
         elif operator in (",,", "^^") and value is not None and MARK not in value:
             out.value(value.lower() if operator == ",," else value.upper(), quoted)
-        elif operator or length:
+        elif (
+            operator in ("%", "%%", "#", "##", "/", "//")
+            and value is not None
+            and MARK not in value + rest
+        ):
+            out.value(changed(value, operator, self.joined(rest, line)), quoted)
+        elif length and value is not None and MARK not in value:
+            out.add(str(len(value)))
+        elif (operator and not (operator.endswith("?") and value)) or length:
             out.add(self.mark("${" + inside + "}", line), quoted=True)
         else:
             self._value(name, line, out, quoted)
@@ -215,6 +260,8 @@ class Variables:
             out.add(self.mark("${" + inside + "}", line), quoted=True)
         elif length:
             out.add(str(len(items)))
+        elif index == "*" and quoted:
+            out.add(self.separator.join(items), quoted=True)
         elif index in "@*":
             out.items(items, quoted)
         else:
@@ -268,6 +315,12 @@ class _Fields:
     def done(self) -> list[str]:
         self.close()
         return self.made
+
+
+def _end(raw: str, mark: str, at: int) -> int:
+    """Where what opens at ``at`` is closed by the same sign; the end where it never is."""
+    stop = raw.find(mark, at + 1)
+    return len(raw) if stop < 0 else stop
 
 
 def _closing(raw: str, at: int) -> int:

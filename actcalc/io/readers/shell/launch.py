@@ -38,19 +38,22 @@ class Launch:
     """Options of the launcher itself."""
     unknown: tuple[str, ...] = ()
     """What of it only the run would know, each with its line."""
+    lacking: frozenset[str] = frozenset()
+    """Names of options whose value only the run would know."""
     sure: bool = True
 
 
 def launches(script: Script, text: str) -> list[Launch]:
     """Every command of a script that launches a program with options.
 
-    Where there is none, the options that its arrays hold are one: a file of MODEL_ARGS.
+    Last come the options that its variables hold, as if a command took them all: a file of
+    MODEL_ARGS launches nothing.
     """
     found = [launch for each in script.commands if (launch := _launch(each, script.variables))]
-    if not found:
-        held = [words for words in script.variables.arrays.values() if _holds_options(words)]
-        options, files, unknown = _options([w for words in held for w in words], script.variables)
-        found = [Launch("", options, files, unknown=unknown)] if options else []
+    options, files, unknown = _options(_held(script.variables), script.variables)
+    if options:
+        lacking = _lacking(unknown)
+        found.append(Launch("", options, files, unknown=unknown, lacking=lacking, sure=False))
     batch = _batch_lines(text)
     for launch in found:
         if launch.devices is None:
@@ -59,6 +62,17 @@ def launches(script: Script, text: str) -> list[Launch]:
             world = script.variables.known("WORLD_SIZE")
             launch.devices = int(world) if world and world.isdigit() else None
     return found
+
+
+def _held(variables: Variables) -> list[str]:
+    """Words of every array and text that holds options."""
+    texts = (text.split() for text in variables.texts.values() if "--" in text)
+    return [
+        word
+        for words in (*variables.arrays.values(), *texts)
+        if _holds_options(words) and str(words[0]).startswith("--")
+        for word in words
+    ]
 
 
 def _holds_options(words: Sequence[str]) -> bool:
@@ -85,9 +99,9 @@ def _launch(command: Command, variables: Variables) -> Launch | None:
             return None
     launcher, _, _ = _options(words[1 : max(1, place - 1)], variables)
     options, files, unknown = _options(words[place:], variables)
-    if not options and not files:
+    if not options and not files and not unknown:
         return None
-    return Launch(program, options, files, None, launcher, unknown, command.sure)
+    return Launch(program, options, files, None, launcher, unknown, _lacking(unknown), command.sure)
 
 
 def _program(words: Sequence[str]) -> tuple[int, str]:
@@ -154,6 +168,10 @@ def _put(
     options[name] = True if not known else known[0] if len(known) == 1 else known
 
 
+def _lacking(unknown: Sequence[str]) -> frozenset[str]:
+    return frozenset(each[2:].split()[0] for each in unknown if each.startswith("--"))
+
+
 def _positional(word: str, files: list[str], unknown: list[str], variables: Variables) -> None:
     reasons = variables.reasons(word)
     if reasons:
@@ -162,11 +180,19 @@ def _positional(word: str, files: list[str], unknown: list[str], variables: Vari
         files.append(word)
 
 
+_PLACES = re.compile(
+    r"--(?!.*(model|tokenizer|config))([\w.-]*[-_.])?(paths?|dir|folder|files?|save|load|root|names?"
+    r"|addr|address|port|rank|endpoint|id|url|prefix|data|project|key|token|ip|host|iters|steps|lr"
+    r"|rdzv[\w-]*|master[\w-]*|tensorboard[\w-]*|wandb[\w-]*) "
+)
+"""Options that say where things are, or how long and how fast is learned: they are told last."""
+
+
 def unknown_note(unknown: Sequence[str]) -> tuple[str, ...]:
-    """One note on what only running the script would tell."""
+    """One note on what only running the script would tell, what may matter here first."""
     if not unknown:
         return ()
-    told = list(dict.fromkeys(unknown))
+    told = sorted(dict.fromkeys(unknown), key=lambda each: bool(_PLACES.match(each)))
     more = f" and {len(told) - _MOST_TOLD} more" if len(told) > _MOST_TOLD else ""
     return (
         "Known only when the script runs, and left at its default: "

@@ -10,6 +10,8 @@ from actcalc.errors import SpecError
 MOST_TOKENS = 50_000
 _ASSIGNED = re.compile(r"[A-Za-z_]\w*\+?=")
 _PLAIN = re.compile(r"[^\s;|&<>()\\'\"`$]+")
+_BEFORE = ("\n", ";", "if", "while", "for", "then", "do", "else", "&&", "||", "elif", "(")
+"""Behind these two brackets open arithmetic."""
 _OPERATORS = (";;", "&&", "||", "((", ";", "|", "&", "(", ")")
 
 
@@ -62,7 +64,20 @@ class _Lexer:
             self.step()
             self._skip_documents()
             return Token("operator", "\n", line)
-        if self.peek(2) == "((" and before in ("\n", ";", "if", "while", "&&", "||", "elif", "("):
+        if self.peek(2) == "((" and before in (
+            "\n",
+            ";",
+            "if",
+            "while",
+            "for",
+            "then",
+            "do",
+            "else",
+            "&&",
+            "||",
+            "elif",
+            "(",
+        ):
             return Token("arithmetic", self._balanced("((", "))"), line)
         for operator in _OPERATORS:
             if self.peek(len(operator)) == operator and operator != "((":

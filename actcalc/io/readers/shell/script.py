@@ -1,29 +1,33 @@
 """Statements of bash, followed without running them: assignments and conditions on constants.
 
-A branch that hangs on something unknown is not followed, and every variable it would set is unknown
-from there on. Loops, functions, other files and here-documents are reported with their line.
+Loops over constants, functions, ``eval`` and ``bash -c`` of known texts are followed too, so many
+rounds in all. A branch that hangs on something unknown is not followed, and every variable it would
+set is unknown from there on; it and here-documents are reported with their line.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
 
 from actcalc.errors import SpecError
-from actcalc.io.readers.shell.arithmetic import integer
+from actcalc.io.readers.shell.conditions import assigned, calculate, handed_over, holds
 from actcalc.io.readers.shell.expand import MARK, Variables
 from actcalc.io.readers.shell.lexer import Token, tokens
+from actcalc.io.readers.shell.substitution import formatted
 
 Mode = Literal["run", "skip", "maybe"]
 _ASSIGN = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.S)
 _DECLARE = ("export", "local", "declare", "readonly", "typeset")
 _STOPS = ("fi", "else", "elif", "done", "esac", ";;", "}", ")", "then", "do")
-_NUMBERS = {
-    "-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">=",
-}  # fmt: skip
+_MOST_STEPS = 20_000
+_DEEPEST = 12
+_LEAVES = ("break", "continue", "return", "exit")
+Source = Callable[[str], str | None]
+"""The text of a script that another reads in, by its path; None where it is not read."""
 
 
 @dataclass
@@ -42,6 +46,12 @@ class Script:
     variables: Variables = field(default_factory=Variables)
     commands: list[Command] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    functions: dict[str, list[Token]] = field(default_factory=dict)
+    """Bodies of functions, by name."""
+    source: Source | None = None
+    """Looks up scripts that this one reads in."""
+    steps: int = 0
+    """Rounds of loops, calls and texts followed so far."""
 
 
 def follow(text: str, where: str, script: Script | None = None) -> Script:
@@ -55,8 +65,8 @@ def follow(text: str, where: str, script: Script | None = None) -> Script:
 
 
 class _Follower:
-    def __init__(self, found: list[Token], script: Script, where: str) -> None:
-        self.tokens, self.script, self.where = found, script, where
+    def __init__(self, found: list[Token], script: Script, where: str, depth: int = 0) -> None:
+        self.tokens, self.script, self.where, self.depth = found, script, where, depth
         self.variables = script.variables
         self.at = 0
         self.forgotten: list[str] = []
@@ -145,8 +155,7 @@ class _Follower:
             return self.group(mode, ")")
         if token.kind == "arithmetic":
             self.at += 1
-            value = integer(token.text, self.variables.known)
-            return None if value is None else value != 0
+            return self.arithmetic(token, mode)
         if token.kind == "operator":
             return None
         return self.simple(mode)
@@ -241,27 +250,120 @@ class _Follower:
             if (token := self.peek()) and token.text == ";;":
                 self.at += 1
 
+    def arithmetic(self, token: Token, mode: Mode) -> bool | None:
+        """``(( ... ))``: whether it is not 0, with what it assigns."""
+        if mode == "run":
+            value = calculate(token.text, self.variables)
+            if value is not None:
+                return value != 0
+        if name := assigned(token.text):
+            self._forget(name, token.line, mode)
+        return None
+
     def loop(self, mode: Mode) -> None:
+        """A loop whose rounds are known is followed; else what it sets is unknown."""
         token = self.take()
-        before = len(self.forgotten)
-        if token.text in ("for", "select") and (name := self.peek()) and name.kind == "word":
-            self._forget(name.text, name.line, mode)
+        header: list[Token] = []
         while (inner := self.peek()) and inner.text != "do":
-            self.at += 1
+            header.append(self.take())
         self.at += 1
+        body = self.at
+        self.block("skip", ("done",))
+        end = self.at
+        plain = not any(each.text in _LEAVES for each in self.tokens[body:end])
+        rounds = self._rounds(token.text, header) if mode == "run" and plain else None
+        if rounds is None:
+            self._unfollowed(token, header, mode, body)
+        else:
+            for _ in rounds:
+                self.at = body
+                self._step()
+                self.block(mode, ("done",))
+        self.at = end + 1
+
+    def _unfollowed(self, token: Token, header: list[Token], mode: Mode, body: int) -> None:
+        before = len(self.forgotten)
+        if token.text != "while" and header and header[0].kind == "word":
+            self._forget(header[0].text, token.line, mode)
+        self.at = body
         self.block("maybe" if mode == "run" else mode, ("done",))
-        self.at += 1
         if mode == "run":
             self._tell_forgotten("a loop, which is not followed,", token.line, before)
 
+    def _step(self) -> None:
+        self.script.steps += 1
+        if self.script.steps > _MOST_STEPS:
+            raise SpecError(f"{self.where}: loops of more than {_MOST_STEPS} rounds",
+                            "name the script that launches one run")  # fmt: skip
+
+    def _rounds(self, kind: str, header: list[Token]) -> Iterator[None] | None:
+        """Sets a loop's variable for each of its rounds; None where they are not known."""
+        header = [each for each in header if each.text not in (";", "\n")]
+        if kind != "for" or not header:
+            return None
+        if header[0].kind == "arithmetic":
+            parts = header[0].text.split(";")
+            known = len(parts) == 3 and calculate(parts[0], self.variables) is not None
+            return self._counted(parts) if known else None
+        if [each.text for each in header[1:2]] != ["in"]:
+            return None
+        words = [w for each in header[2:] for w in self.variables.words(each.text, each.line)]
+        if any(MARK in word or "*" in word for word in words):
+            return None
+        return self._listed(header[0].text, words)
+
+    def _counted(self, parts: Sequence[str]) -> Iterator[None]:
+        while calculate(parts[1], self.variables):
+            yield
+            if calculate(parts[2], self.variables) is None:
+                return
+
+    def _listed(self, name: str, words: Sequence[str]) -> Iterator[None]:
+        for word in words:
+            self.variables.put(name, word)
+            yield
+
     def function(self, mode: Mode) -> None:
+        """A function's body is kept for its calls."""
         token = self.take()
         name = token.text if token.text != "function" else self.take().text
         while (inner := self.peek()) and inner.text not in ("{",):
             self.at += 1
-        if mode == "run":
-            self.tell(f"the function {name} is not followed", token.line)
+        start = self.at + 1
         self.group("skip", "}")
+        if mode != "skip":
+            self.script.functions[name] = self.tokens[start : self.at - 1]
+
+    def call(self, words: Sequence[str], mode: Mode) -> None:
+        """Follow a function with its arguments."""
+        before = self.variables.pass_on(words[1:])
+        self.nested(self.script.functions[words[0]], mode)
+        self.variables.pass_on(before)
+
+    def nested(self, found: list[Token], mode: Mode) -> None:
+        """Follow the tokens of a function, or of a text that the script would hand to a shell."""
+        self._step()
+        if self.depth < _DEEPEST:
+            inner = _Follower(found, self.script, self.where, self.depth + 1)
+            inner.block(mode, ())
+            self.forgotten += inner.forgotten
+
+    def text(self, text: str, line: int, mode: Mode) -> None:
+        """Follow a text that ``eval`` or ``bash -c`` takes."""
+        try:
+            found = tokens(text, self.where)
+        except SpecError:
+            self.tell("what eval or bash -c is given does not read", line)
+            return
+        self.nested([each._replace(line=line) for each in found], mode)
+
+    def read_in(self, words: Sequence[str], written: str, line: int, mode: Mode) -> None:
+        """Follow a file that the script reads in, where it lies beside it; else tell."""
+        found = self.script.source(words[1]) if self.script.source and len(words) > 1 else None
+        if found is not None and mode == "run":
+            self.text(found, line, mode)
+        elif mode == "run":
+            self.tell(f"{written} is not read; name it first", line)
 
     # --- simple commands --------------------------------------------------------------------------
 
@@ -291,15 +393,23 @@ class _Follower:
         if name == "false":
             return False
         if name in ("source", "."):
-            if mode == "run":
-                self.tell(
-                    f"{' '.join(each.text for each in rest)} is not read; name it first", line
-                )
-            return None
-        if name in ("read", "printf", "mapfile", "eval", "unset", "getopts"):
+            self.read_in(words, " ".join(each.text for each in rest), line, mode)
+        elif name in self.script.functions:
+            self.call(words, mode)
+        elif name == "shift":
+            count = int(words[1]) if words[1:] and words[1].isdigit() else 1
+            self.variables.pass_on(self.variables.arrays.get("@", [])[count:])
+        elif name == "eval":
+            self.text(" ".join(words[1:]), line, mode)
+        elif (inner := handed_over(words)) is not None:
+            self.text(inner, line, mode)
+        elif name == "unset" and mode == "run":
+            for word in words[1:]:
+                self.variables.drop(word)
+        elif name in ("read", "printf", "mapfile", "unset", "getopts"):
             self._writes(name, words, line, mode)
-            return None
-        self.script.commands.append(Command(words, line, mode == "run"))
+        else:
+            self.script.commands.append(Command(words, line, mode == "run"))
         return None
 
     def _writes(self, name: str, words: list[str], line: int, mode: Mode) -> None:
@@ -308,6 +418,10 @@ class _Follower:
             if words[1:2] != ["-v"]:
                 return
             names = words[2:3]
+            made = None if any(MARK in word for word in words) else formatted(words[3:])
+            if mode == "run" and names and made is not None:
+                self.variables.put(names[0], made)
+                return
         if mode == "run":
             self.tell(f"{name} is not followed", line)
         for each in names:
@@ -366,8 +480,6 @@ class _Follower:
         else:
             self.variables.forget(name, line)
 
-    # --- conditions -------------------------------------------------------------------------------
-
     def test(self, raw: list[Token]) -> bool | None:
         """``[ a = b ]``, ``[[ ... ]]``, ``test ...`` on constants; None for anything else.
 
@@ -375,30 +487,4 @@ class _Follower:
         their own, and this sees one comparison.
         """
         words = [self.variables.joined(each.text, each.line) for each in raw]
-        words = [word for word in words[1:] if word not in ("]", "]]")]
-        negated = words[:1] == ["!"]
-        if negated:
-            words = words[1:]
-        truth = _holds(words)
-        return truth if truth is None or not negated else not truth
-
-
-def _holds(words: list[str]) -> bool | None:
-    if any(MARK in word for word in words):
-        return None
-    if len(words) == 1:
-        return words[0] != ""
-    if len(words) == 2:
-        return {"-z": words[1] == "", "-n": words[1] != ""}.get(words[0])
-    if len(words) != 3:
-        return None
-    left, operator, right = words
-    if operator in ("=", "=="):
-        return fnmatchcase(left, right)
-    if operator == "!=":
-        return not fnmatchcase(left, right)
-    operator = _NUMBERS.get(operator, operator)
-    if operator in ("==", "!=", "<", "<=", ">", ">="):
-        value = integer(f"{left or 0} {operator} {right or 0}", lambda name: None)
-        return None if value is None else value != 0
-    return None
+        return holds([word for word in words[1:] if word not in ("]", "]]")])
