@@ -18,6 +18,7 @@ from actcalc.answers.judged_memory import MemoryRange, memory_range
 from actcalc.answers.mfu import training_run
 from actcalc.answers.mfu_figures import Training
 from actcalc.cost.rates import default_note, rates_of
+from actcalc.cost.rounding import growth
 from actcalc.errors import SpecError
 from actcalc.io.writers.changed import changed_words
 from actcalc.memory.figures import StageFigure
@@ -357,7 +358,7 @@ def _worth(
 def _slower(advice: Advice, seconds: float | None) -> float | None:
     if advice.seconds is None or seconds is None:
         return None
-    return seconds / advice.seconds - 1
+    return growth(seconds, advice.seconds)
 
 
 def _flags(advice: Advice, change: Change) -> str:

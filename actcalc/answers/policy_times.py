@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from actcalc.cost.roofline import Roofline, roofline_of
+from actcalc.cost.rounding import growth
 from actcalc.cost.step import StepTime, step_time
 from actcalc.layers.core.algebra import added
 from actcalc.memory.limits import Resized, largest
@@ -82,7 +83,7 @@ def _timed(
         layer_forward_seconds=forward,
         layer_backward_seconds=backward,
         step_seconds=step.total,
-        slowdown_ratio=step.total / base - 1,
+        slowdown_ratio=growth(step.total, base),
         tokens_per_second_per_gpu=_tokens(staged, staged.global_batch, step),
         device_bytes=needed,
         fits=needed <= usable,

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from actcalc.cost.pipeline import ROUNDING, finish_times, first_length, windows
+from actcalc.cost.pipeline import finish_times, first_length, windows
+from actcalc.cost.rounding import ROUNDING
 from actcalc.run.schedule.shape import Shape, shape_of
 from actcalc.specs.schedules import SCHEDULES
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from actcalc.cost.rounding import ROUNDING, difference
 from actcalc.errors import SpecError
 from actcalc.run.schedule.orders import COLUMN, KINDS, B, F, order_of, orders_of
 from actcalc.run.schedule.shape import Shape, shape_of
@@ -21,8 +22,6 @@ Seconds = float | Sequence[float] | Sequence[Sequence[float]]
 """One duration for all, one per stage, or one per stage and chunk."""
 
 _Floats = NDArray[np.float64]
-
-ROUNDING = 1e-12  # relative; sums of floats that are equal in exact arithmetic differ by less
 
 
 class Makespan(NamedTuple):
@@ -76,7 +75,7 @@ def makespan(
     busy = tuple(float(shape.lane * (row[:, F] + row[:, B]).sum()) for row in durations)
     if total <= 0.0:
         raise SpecError("a step in which nothing takes time", "give durations above 0 seconds")
-    return Makespan(total, max(0.0, 1.0 - sum(busy) / (pp * total)), busy)
+    return Makespan(total, max(0.0, difference(1.0, sum(busy) / (pp * total))), busy)
 
 
 def _durations(

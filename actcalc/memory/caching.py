@@ -52,6 +52,7 @@ class CachingAllocator:
         self._ends: dict[int, dict[int, int]] = {}
         self._starts: dict[int, dict[int, int]] = {}
         self._grown: dict[tuple[int, bool], int] = {}
+        self._empty: dict[int, _Pool] = {}
         self._count = 0
 
     def take(self, size: int, stream: int = 0) -> Block:
@@ -93,11 +94,14 @@ class CachingAllocator:
         insort(pool.free, (size, segment, start))
         self._starts[segment][start] = size
         self._ends[segment][start + size] = size
+        if size == self._sizes[segment]:
+            self._empty[segment] = pool
 
     def _drop(self, pool: _Pool, size: int, segment: int, start: int) -> None:
         del pool.free[bisect_left(pool.free, (size, segment, start))]
         del self._starts[segment][start]
         del self._ends[segment][start + size]
+        self._empty.pop(segment, None)
 
     def _grow(self, key: tuple[int, bool], pool: _Pool, size: int) -> None:
         """A new segment that holds ``size`` bytes (or more of the pool's only one)."""
@@ -143,8 +147,7 @@ class CachingAllocator:
 
     def _release(self) -> None:
         """Segments with nothing in them go back to the device."""
-        for pool in self._pools.values():
-            for size, segment, start in list(pool.free):
-                if size == self._sizes[segment]:
-                    self._drop(pool, size, segment, start)
-                    self.reserved -= size
+        for segment, pool in list(self._empty.items()):
+            size = self._sizes[segment]
+            self._drop(pool, size, segment, 0)
+            self.reserved -= size

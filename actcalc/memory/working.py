@@ -9,18 +9,17 @@ tensors again. Summing what is alive at every op gives the highest moment, whate
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from actcalc.layers.core.algebra import most
 from actcalc.layers.core.either import exact, greatest, rounded, same, single
 from actcalc.layers.core.graph import Collective, DType, Graph, Op, Tensor, Weight
 from actcalc.layers.model import ModelGraph
-from actcalc.memory.known import Known
+from actcalc.memory.known import Alive, Beside, Known
 from actcalc.policy.offload import Away
 from actcalc.policy.outcome import LayerOutcome
 
-_INTEGERS = (DType.BOOL, DType.UINT8, DType.INT32, DType.INT64)
 _ALIASING = ("add", "view")
 # The fused softmax writes its gradient over that of its output (Transformer Engine
 # pytorch/csrc/extensions/softmax.cpp, Megatron-LM fused_kernels of old and Apex).
@@ -137,20 +136,10 @@ class LayerWalk:
         self.restored = set(outcome.restored)
         self.act = model.context.act.itemsize
         self.known = known
-        last: dict[str, int] = {}
-        for index, op in enumerate(self.graph.ops):
-            for name in op.inputs:
-                last[name] = index
-        self.last = last
 
     def size(self, name: str) -> int:
         """Bytes of a tensor."""
         return self.known.sizes[name]
-
-    def total(self, names: Iterable[str]) -> int:
-        """Bytes of tensors, those left out that exist once for all layers."""
-        found: int = self.known.total(names)
-        return found
 
     def _value(self, op: Op, backward: bool) -> int:
         key = (op.name, backward)
@@ -236,15 +225,13 @@ class LayerWalk:
     def forward_moments(self, kept: set[str]) -> Iterator[Instant]:
         """The moments of a forward pass that keeps ``kept``, in order."""
         graph = self.graph
-        alive = {graph.input}
-        yield Instant("", self.total(alive), alive, {}, 0)
-        for index, op in enumerate(graph.ops):
-            alive |= set(op.outputs)
+        alive = Alive(self.known.own, (graph.input,))
+        yield Instant("", alive.total, alive.names, {}, 0)
+        for op, ends in zip(graph.ops, self.known.ends, strict=True):
+            alive.add(op.outputs)
             inside = self._value(op, backward=False)
-            yield Instant(op.name, self.total(alive) + inside, alive, {}, inside)
-            for name in (*op.inputs, *op.outputs):
-                if self.last.get(name, -1) <= index and name not in kept and name != graph.output:
-                    alive.discard(name)
+            yield Instant(op.name, alive.total + inside, alive.names, {}, inside)
+            alive.drop(ends - kept)
 
     def backward(self, *, whole: bool) -> tuple[int, str, int]:
         """The highest moment of the backward pass, re-runs included, and that without the loss."""
@@ -261,64 +248,72 @@ class LayerWalk:
 
         A layer re-run ``whole`` makes all it saved before its backward begins.
         """
-        graph = self.graph
+        graph, known = self.graph, self.known
         trip = _Trip(self)
-        alive = self.stored - trip.late
+        alive = Alive(known.own, self.stored - trip.late)
         pending = set(self.restored)
-        gradients = _Gradients(self)
-        gradients.add(graph.output)
-        weights = _WeightGradients(self)
-        savers = {name: {op.name for op in ops} for name, ops in graph.savers.items()}
+        beside = self._beside()
+        savers = dict(known.savers)
         if whole:
+            gradient, sizes = beside[0].before, beside[0].before_sizes
             lacking = 0 if graph.input in self.stored else self.size(graph.input)
             for moment in self.forward_moments(set(graph.saved)):
-                total = moment.total + gradients.total + lacking
-                inside = moment.inside + lacking
-                yield Instant("re-run", total, moment.alive, gradients.sizes, inside)
-            alive |= pending
+                total = moment.total + gradient + lacking
+                yield Instant("re-run", total, moment.alive, sizes, moment.inside + lacking)
+            alive.add(pending)
             pending = set()
-        groups = _groups(graph, self.again)
-        for op in reversed(graph.ops):
-            alive |= trip.late & set(op.saves)
-            need = set(op.saves) & pending
-            group = groups.get(op.name)
-            if pending and (need or group is not None):
-                ops = [
-                    o
-                    for o in graph.ops
-                    if o.name in self.again and (groups[o.name] == group or set(o.outputs) & need)
-                ]
-                numbers = {groups[o.name] for o in ops}
-                members = [o for o in graph.ops if groups.get(o.name) in numbers]
+        groups = _Groups(graph, self.again)
+        for op, own in zip(reversed(graph.ops), beside, strict=True):
+            saves = known.saves[op.name]
+            alive.add(trip.late & saves)
+            members = groups.asked(op, known, saves & pending) if pending else ()
+            if members:
                 made = {name for o in members for name in (*o.outputs, *o.saves)} & pending
-                alive |= trip.late & {name for o in members for name in o.inputs}
-                passing = max(self.total(set(o.outputs) - made) for o in members) if members else 0
-                alive |= made
+                alive.add(trip.late & {name for o in members for name in o.inputs})
+                alive.add(made)
                 pending -= made
                 if made:
-                    inside = passing + trip.more + weights.kept
-                    now = self.total(alive) + gradients.total + inside
-                    yield Instant(
-                        members[0].name, now, alive, gradients.sizes, inside, weights.kept
+                    inside = (
+                        trip.more + own.kept + greatest(self._passing(o, made) for o in members)
                     )
-            added = gradients.pass_on(op)
-            kept = weights.kept
-            own, summing = weights.pass_on(op)
-            inside = trip.more + self._value(op, backward=True) + added + own
-            now = self.total(alive) + gradients.total + inside
+                    now = alive.total + own.before + inside
+                    yield Instant(
+                        members[0].name, now, alive.names, own.before_sizes, inside, own.kept
+                    )
+            inside = trip.more + own.inside
+            now = alive.total + own.gradients + inside
             loss = op.kind == "loss"
-            yield Instant(op.name, now, alive, gradients.sizes, inside, kept, loss)
-            gradients.drop(op.outputs)
-            alive -= trip.passed(op)
-            for name in op.saves:
-                left = savers.get(name)
-                if left is not None:
-                    left.discard(op.name)
-                    if not left:
-                        alive.discard(name)
-            inside = trip.more + summing
-            now = self.total(alive) + gradients.total + inside
-            yield Instant(op.name, now, alive, gradients.sizes, inside, weights.kept)
+            yield Instant(op.name, now, alive.names, own.sizes, inside, own.kept, loss)
+            alive.drop(trip.passed(op))
+            for name in saves:
+                savers[name] -= 1
+                if not savers[name]:
+                    alive.drop((name,))
+            inside = trip.more + own.summing
+            now = alive.total + own.after + inside
+            yield Instant(op.name, now, alive.names, own.after_sizes, inside, own.kept_after)
+
+    def _beside(self) -> Sequence[Beside]:
+        """What each op's backward has alive beside tensors, from the last op on."""
+        if not self.known.beside:
+            gradients, weights = _Gradients(self), _WeightGradients(self)
+            gradients.add(self.graph.output)
+            for op in reversed(self.graph.ops):
+                before, kept = gradients.seen(), weights.kept
+                added = gradients.pass_on(op)
+                own, summing = weights.pass_on(op)
+                inside = self._value(op, backward=True) + added + own
+                at = gradients.seen()
+                gradients.drop(op.outputs)
+                self.known.beside.append(
+                    Beside(*before, kept, *at, inside, *gradients.seen(), summing, weights.kept)
+                )
+        return self.known.beside
+
+    def _passing(self, op: Op, made: set[str]) -> int:
+        """Bytes of what a re-run op makes that backward does not ask for."""
+        own = self.known.own
+        return sum(own[name] for name in self.known.outputs[op.name] if name not in made)
 
 
 class _Trip:
@@ -359,7 +354,7 @@ class _Trip:
         self.more -= self.copies.get(op.name, 0)
         if op.name in self.first:
             self.more += self.coming.pop()
-        return set() if op.name in self.layer.again else self.late & set(op.saves)
+        return set() if op.name in self.layer.again else self.late.intersection(op.saves)
 
 
 class _Gradients:
@@ -368,35 +363,42 @@ class _Gradients:
     def __init__(self, layer: LayerWalk) -> None:
         self.layer = layer
         self.storage: dict[str, int] = {}
+        self.names: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
         self.count = 0
         self.total = 0
 
     def add(self, name: str) -> None:
         """A gradient of its own for ``name``."""
-        tensor = self.layer.graph.tensors[name]
-        if tensor.dtype in _INTEGERS or name in self.layer.graph.shared:
+        known = self.layer.known
+        if name in known.without_gradient:
             return
         self.count += 1
         self.storage[name] = self.count
-        self.sizes[self.count] = self.layer.size(name)
-        self.total += self.layer.size(name)
+        self.names[self.count] = 1
+        self.sizes[self.count] = known.sizes[name]
+        self.total = self.total + known.sizes[name]
+
+    def seen(self) -> tuple[int, Mapping[int, int]]:
+        """Bytes of all, and of each storage."""
+        return self.total, dict(self.sizes)
 
     def pass_on(self, op: Op) -> int:
         """Make (or hand on) the gradients of the op's inputs; bytes of those only to be added."""
-        given = next((self.storage[n] for n in op.outputs if n in self.storage), None)
+        handing = op.kind in _ALIASING
+        aliasing = handing or (op.kind, op.kernel) == _IN_PLACE
+        outputs = op.outputs if aliasing else ()
+        given = next((self.storage[n] for n in outputs if n in self.storage), None)
         added = 0
         for name in op.inputs:
-            size = self.layer.size(name)
             if name in self.storage:
                 # summed in place into the gradient that is there
                 # (torch/csrc/autograd/input_buffer.cpp can_accumulate_inplace)
-                if self.layer.options.op_by_op and op.kind not in _ALIASING:
-                    added += size
-                continue
-            aliasing = op.kind in _ALIASING or (op.kind, op.kernel) == _IN_PLACE
-            if aliasing and given is not None and same(self.sizes[given], size):
+                if self.layer.options.op_by_op and not handing:
+                    added += self.layer.size(name)
+            elif given is not None and same(self.sizes[given], self.layer.size(name)):
                 self.storage[name] = given
+                self.names[given] += 1
             else:
                 self.add(name)
         return added
@@ -405,8 +407,11 @@ class _Gradients:
         """Forget the gradients of ``names``; a storage goes with its last name."""
         for name in names:
             number = self.storage.pop(name, None)
-            if number is not None and number not in self.storage.values():
-                self.total -= self.sizes.pop(number)
+            if number is None:
+                continue
+            self.names[number] -= 1
+            if not self.names[number]:
+                self.total = self.total - self.sizes.pop(number)
 
 
 class _WeightGradients:
@@ -427,13 +432,12 @@ class _WeightGradients:
         """Bytes of weight gradients while ``op`` runs backward, and while its own are summed."""
         if not self.active or not op.weights:
             return self.kept, self.kept
-        rule, sizes = self.rule, self.layer.sizes
+        rule = self.rule
         first = rule.summed if op.kind == "embedding" else min(self.layer.act, rule.summed)
         made = summed = stays = 0
-        for weight in op.weights:
+        for weight, count in zip(op.weights, self.layer.known.parameters(op), strict=True):
             if weight.frozen:
                 continue
-            count = exact(weight.parameters.value(sizes))
             made += count * first
             summed += count * (rule.summed if first != rule.summed else 0)
             if weight.scope in rule.tied and op.kind == "embedding":
@@ -443,21 +447,30 @@ class _WeightGradients:
                 stays += rounded(count * rule.kept)
             self._known.add(weight.scope) if weight.scope else None
         now = self.kept + made
-        self.kept += stays
+        self.kept = self.kept + stays
         return now, now + summed
 
 
-def _groups(graph: Graph, again: set[str]) -> Mapping[str, int]:
-    """Consecutive re-run ops, numbered: each run of them is one checkpointed module."""
-    groups: dict[str, int] = {}
-    number, inside = 0, False
-    for op in graph.ops:
-        if op.name in again:
-            if not inside:
-                number += 1
-            groups[op.name] = number
-        inside = op.name in again
-    return groups
+class _Groups:
+    """Consecutive re-run ops: each run of them is one checkpointed module."""
+
+    def __init__(self, graph: Graph, again: set[str]) -> None:
+        self.members: list[list[Op]] = []
+        self.number: dict[str, int] = {}
+        inside = False
+        for op in graph.ops:
+            if op.name in again:
+                if not inside:
+                    self.members.append([])
+                self.members[-1].append(op)
+                self.number[op.name] = len(self.members) - 1
+            inside = op.name in again
+
+    def asked(self, op: Op, known: Known, need: set[str] | frozenset[str]) -> list[Op]:
+        """What runs again before the backward of ``op``: its own module, and makers of ``need``."""
+        makers = [maker for name in need for maker in known.makers.get(name, ())]
+        numbers = {self.number[name] for name in (op.name, *makers) if name in self.number}
+        return [member for number in sorted(numbers) for member in self.members[number]]
 
 
 def working(

@@ -9,6 +9,7 @@ from itertools import combinations
 from math import inf
 from typing import Any
 
+from actcalc.cost.rounding import growth
 from actcalc.plan.changes import Change
 from actcalc.plan.cheapest import Axes, Cheapest, merged
 from actcalc.plan.remedies import NODE, REMEDIES, Keeps, Remedy
@@ -102,7 +103,7 @@ class Advice:
             return 0.0
         if seconds is None:
             return inf
-        slower = seconds / self.seconds - 1
+        slower = growth(seconds, self.seconds)
         return slower if slower > ALIKE else 0.0
 
     @cached_property

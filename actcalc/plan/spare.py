@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from actcalc.cost.rounding import growth
 from actcalc.errors import SpecError
 from actcalc.memory.limits import Resized, largest
 from actcalc.plan.advice import Advice
@@ -35,7 +36,7 @@ def spare(advice: Advice) -> tuple[Bought, ...]:
         if about in found or need is None or need.total_bytes > advice.budget:
             continue
         seconds = advice.trials.seconds(change)
-        gain = advice.seconds / seconds - 1 if advice.seconds and seconds else None
+        gain = growth(advice.seconds, seconds) if advice.seconds and seconds else None
         found[about] = Bought(about, change, need, gain)
     return tuple(found.values())
 

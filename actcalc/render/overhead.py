@@ -112,8 +112,7 @@ def _shown(value: float | str) -> str:
 def _step(found: Overhead) -> Sheet:
     names = [part.part for part in found.policies[0].parts]
     shown = [
-        any(abs(one.parts[index].seconds) > 1e-9 * one.step_seconds for one in found.policies)
-        for index, _ in enumerate(names)
+        any(one.parts[index].seconds for one in found.policies) for index, _ in enumerate(names)
     ]
     first = found.policies[0].plain_step_seconds
     rows = tuple(

@@ -21,6 +21,8 @@ BYTES = 500_000_000
 SIGNED = {"difference_bytes", "margin_bytes", "saved_ratio", "error_ratio", "difference_ratio",
           "freed_bytes", "left_bytes", "slowdown_ratio", "gain_ratio"}  # fmt: skip
 """Keys of JSON that may be below 0."""
+ROUNDING = {"_seconds": 1e-15, "_ratio": 1e-13}
+"""Below so much a figure of that unit is what rounding left of a difference."""
 BROKEN = {"continuous_bytes"}
 """Keys of bytes that need not be whole."""
 
@@ -142,6 +144,8 @@ def _answer(asked: Asked) -> Iterator[str]:
             yield f"{key} is negative"
         elif key.endswith("_bytes") and isinstance(value, float) and key not in BROKEN:
             yield f"{key} is no whole number"
+        elif any(key.endswith(unit) and 0 < abs(value) < least for unit, least in ROUNDING.items()):
+            yield f"{key} is rounding"
 
 
 def leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from actcalc.cost.optime import OpTime
 from actcalc.cost.roofline import Roofline, roofline_of
+from actcalc.cost.rounding import difference, growth
 from actcalc.cost.step import StepTime, check_timed, step_time
 from actcalc.errors import SpecError
 from actcalc.layers.core.graph import Graph
@@ -182,7 +184,7 @@ def _policy(roofline: Roofline, policy: Policy, plain: StepTime) -> PolicyOverhe
         step_seconds=step.total,
         plain_step_seconds=plain.total,
         parts=_parts(plain, step),
-        slowdown_ratio=step.total / plain.total - 1,
+        slowdown_ratio=growth(step.total, plain.total),
         reason=_reason(held),
     )
 
@@ -221,14 +223,17 @@ def _layer(
 
 def _again(roofline: Roofline, layer: Graph, policies: Sequence[Policy]) -> dict[str, float]:
     """Re-run seconds of each op, mean over layers that have these policies."""
-    found: dict[str, float] = {}
+    times: Counter[tuple[str, float]] = Counter()
     for one in policies:
-        for time in roofline.passes(layer, one):
-            found[time.name] = found.get(time.name, 0.0) + time.forward_seconds
+        times.update((time.name, time.forward_seconds) for time in roofline.passes(layer, one))
         gathered = roofline.regathered(layer, one)
         if gathered:
-            found[GATHER] = found.get(GATHER, 0.0) + gathered
-    return {name: seconds / len(policies) for name, seconds in found.items()}
+            times[GATHER, gathered] += 1
+    found: dict[str, float] = {}
+    for (name, seconds), count in times.items():
+        # the share first: what every layer runs again takes its forward's time to the last digit
+        found[name] = found.get(name, 0.0) + seconds * (count / len(policies))
+    return found
 
 
 def _row(time: OpTime, again: float, together: float) -> OverheadRow:
@@ -293,15 +298,16 @@ def _rungs(
 def _parts(plain: StepTime, step: StepTime) -> tuple[StepPart, ...]:
     """The difference of two steps, split by cause; the parts add up to it."""
     count = plain.microbatches
-    rerun = count * (step.rerun - plain.rerun)
-    beside = count * (step.backward - plain.backward) - rerun
-    pipeline = step.pipeline - plain.pipeline - rerun - beside
+    rerun = count * difference(step.rerun, plain.rerun)
+    longer = count * difference(step.backward, plain.backward)
+    beside = difference(longer, rerun, of=step.pipeline)
+    pipeline = difference(step.pipeline - plain.pipeline, rerun + beside, of=step.pipeline)
     return (
         StepPart(part="ops that run again", seconds=rerun),
         StepPart(part="weight gathers it hides", seconds=beside),
         StepPart(part="waiting in the pipeline", seconds=pipeline),
-        StepPart(part="gradient reduction", seconds=step.gradients - plain.gradients),
-        StepPart(part="optimizer", seconds=step.optimizer - plain.optimizer),
+        StepPart(part="gradient reduction", seconds=difference(step.gradients, plain.gradients)),
+        StepPart(part="optimizer", seconds=difference(step.optimizer, plain.optimizer)),
     )
 
 
