@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from actcalc.cost import attention
 from actcalc.cost.adapters import Beside, adapter_seconds, whole_again_seconds
 from actcalc.cost.collective import collective_seconds, group_of, sent_once_seconds
 from actcalc.cost.exchange import beside_exchange
@@ -37,7 +38,6 @@ _FUSED_LOSS_BACKWARD = 4
 # A cross-entropy that is only logged (torch.nn.functional.cross_entropy): cast to fp32 2+4,
 # log-softmax 4+4 read, 4 written.
 _METRIC = 18
-_TILE = 128  # query rows and keys of one attention tile (FlashAttention-2, section 3.3)
 
 
 class GradientBytes(NamedTuple):
@@ -294,17 +294,17 @@ class OpTimer:
         fused = bool(op.kernel) or not scores or len(op.outputs) > 1
         comm, back_comm = self._core_comms(op)
         if fused:
-            share = self._causal_tiles(flops, op)
+            work = self._work(flops, op)
             forward = (
                 most(
-                    flops * share / self.run.attention[0],
+                    flops * work.forward / self.run.attention[0],
                     self._bytes((*op.inputs, *op.outputs)) / self.rates.memory,
                 )
                 + self.rates.shares.kernel_seconds
             )
             backward = (
                 most(
-                    back * share / self.run.attention[1],
+                    back * work.backward / self.run.attention[1],
                     2 * self._bytes((*op.saves, *op.inputs)) / self.rates.memory,
                 )
                 + 2 * self.rates.shares.kernel_seconds
@@ -353,17 +353,12 @@ class OpTimer:
         ring = collective_seconds(Collective.RING, message, *group_of("cp", sizes), self.rates)
         return comm + ring, back + 2 * ring
 
-    def _causal_tiles(self, flops: float, op: Op) -> float:
-        """Share of all score tiles that a fused kernel does.
-
-        It skips those above the diagonal and does those on it whole (FlashAttention-2, section
-        3.1.1: of n x n tiles n(n + 1)/2).
-        """
+    def _work(self, flops: float, op: Op) -> attention.Work:
+        """What a fused kernel does over the counted score products."""
+        keys = least(self.sizes["s"], self.sizes["y"])
         if nothing(flops) or self.core_share == ONE:
-            return 1.0
-        share = real((op.flops * self.core_share).value(self.wide)) / flops
-        done: float = least(1.0, share + _TILE / (2 * least(self.sizes["s"], self.sizes["y"])))
-        return done
+            return attention.unmasked(keys)
+        return attention.masked(real((op.flops * self.core_share).value(self.wide)) / flops, keys)
 
     # --- everything that moves bytes --------------------------------------------------------------
 

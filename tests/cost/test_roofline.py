@@ -53,6 +53,24 @@ def test_large_products_reach_the_stated_share():
     assert 0.95 < share <= 1
 
 
+@pytest.mark.parametrize(
+    ("shape", "milliseconds", "in_fp8"),
+    [
+        ((8192, 8192, 8192), 1.879, 0.977),
+        ((65536, 8192, 7168), 13.383, 7.108),
+        ((65536, 3584, 8192), 7.044, 3.372),
+    ],
+)
+def test_products_under_a_power_limit(shape, milliseconds, in_fp8):
+    """pytorch/FBGEMM pull request 2546: H100 at 500 W, bf16, and fp8 with a scale a row."""
+    limit = parse_overrides(["h100-500w"])
+    h100 = load_device("h100-80gb")
+    wide = gemm_seconds(Product(*shape), rates_of(h100, "bf16", limit))
+    narrow = gemm_seconds(Product(*shape, operand_bytes=1), rates_of(h100, "fp8", limit))
+    assert 1e3 * wide == pytest.approx(milliseconds, rel=0.06)
+    assert 1e3 * narrow == pytest.approx(in_fp8, rel=0.06)
+
+
 def _steps(kind, message, size):
     return collective_seconds(kind, message, size, 1, A100) - A100.shares.collective_seconds
 
@@ -142,8 +160,8 @@ def test_every_file_of_shares_belongs_to_a_device_or_to_all():
     from actcalc.cost.rates import efficiency_presets
 
     used = {load_device(name).efficiency for name in presets.names("devices")}
-    of_kernels = {"flash-attention-1", "flash-attention-triton"}
-    assert used - {None} == set(efficiency_presets()) - {"default"} - of_kernels
+    beside = {"flash-attention-1", "flash-attention-triton", "h100-500w"}
+    assert used - {None} == set(efficiency_presets()) - {"default"} - beside
 
 
 @pytest.mark.parametrize("bad", ["gem=0.5", "gemm", "gemm=2", "gemm=0", "gemm=x", "memory=nan"])

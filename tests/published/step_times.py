@@ -65,14 +65,13 @@ class Facts(NamedTuple):
     kernels: Mapping[str, Any] = {}
     device: Mapping[str, Any] = {}
     """Figures of the device that the source states otherwise than its data sheet."""
+    framework: str = "paper"
+    """Profile of a run whose row names none."""
 
 
 NOT_ASYNC = {"async_tensor_model_parallel_allreduce": False}
 OVERLAPPED = {"overlapped_reduction": True, "overlapped_gather": True}
-HBM2E = {
-    "peak_flops": {"bf16": 912.4e12, "fp16": 912.4e12, "fp8": 1824.7e12, "tf32": 456.2e12},
-    "memory_bandwidth_bytes_per_second": 2.4e12,
-}
+HBM2E = {"memory_bandwidth_bytes_per_second": 2.4e12}
 FACTS = {
     # scripts/train/benchmarking/submit_benchmarks.py: --attn_impl triton unless given, and
     # sweep.sh gives none; MPTConfig: loss_fn fused_crossentropy; the YAMLs: decoupled_adamw, which
@@ -85,6 +84,7 @@ FACTS = {
             "loss_metrics": 2,
         },
         ("flash-attention-triton",),
+        framework="llm-foundry",
     ),
     # train/tr11-176B-ml/README.md: BF16_Optimizer, Megatron's dropout 0.1, 4 Omni-Path links of
     # 100 Gb/s for the 8 GPUs of a node.
@@ -107,11 +107,10 @@ FACTS = {
     "bridge-rc": Facts(OVERLAPPED),
     "narayanan21": Facts(kernels=NOT_ASYNC),
     "mtnlg": Facts(kernels=NOT_ASYNC),
-    # benchmarks/llama3_h100_202412_torchtitan.md: FSDP2; H100 of 95 GB HBM2e and lower TDP, whose
-    # "actual peak TFLOPs number is between SXM and NVL" (989.4 and 835.5): the middle is taken.
-    # HBM2e of the H100 PCIe gives 2.0 TB/s from 5 stacks; 95 GB are 6. DTensor waits for every
+    # benchmarks/llama3_h100_202412_torchtitan.md, asyncTP_llama3_h100_2025-06_torchtitan.md: FSDP2;
+    # H100 with 96 GB of HBM2e at 2.4 TB/s and a power limit of 500 W. DTensor waits for every
     # collective; with async TP none does.
-    "titan": Facts({"recipe": "fsdp"}, kernels=NOT_ASYNC, device=HBM2E),
+    "titan": Facts({"recipe": "fsdp"}, ("h100-500w",), kernels=NOT_ASYNC, device=HBM2E),
     "titan-old": Facts({"recipe": "fsdp"}, kernels=NOT_ASYNC),
 }
 
@@ -128,9 +127,9 @@ def facts_of(row: Mapping[str, Any]) -> Facts:
     if row["id"].startswith("bridge/") and row["device"] == "gb200" and "8b" in row["preset"]:
         facts = facts._replace(kernels={"cuda_graphs": "full"})
     if row["device"] == "h200":
-        facts = facts._replace(device={})
-    if row["id"] == "titan-old/llama3-405b/full/109":  # "H100 95GB HBM2e"
-        facts = facts._replace(device=HBM2E)
+        facts = facts._replace(device={}, efficiency=())
+    if row["id"] == "titan-old/llama3-405b/full/109":  # "H100 95GB HBM2e", the same servers
+        facts = facts._replace(device=HBM2E, efficiency=("h100-500w",))
     return facts
 
 
@@ -167,7 +166,7 @@ def run_of(row: Mapping[str, Any]) -> Run:
                 "max_positions": row["seq"], "hidden_dropout": rate, "attention_dropout": rate,
             }  # fmt: skip
         origin = Source(name="published", model=fields)
-        run = resolve(origin, framework=row.get("framework", "paper"), **changes)
+        run = resolve(origin, framework=row.get("framework", facts.framework), **changes)
     if not facts.device or run.device is None:
         return run
     values = {**run.device.model_dump(), **facts.device}
@@ -220,6 +219,10 @@ CAUSES = {
     ),
     r"llmfoundry/\d+/70b-T2048-64xa100_40gb": (
         "no cause is stated: micro-batch 2 on 64 GPUs; with micro-batch 4 on 128 it fits"
+    ),
+    r"llmfoundry/\d+/30b-T8192": (
+        "no cause is stated: the same model with 4096 tokens fits; 70 of 80 GB are predicted to be "
+        "taken, and an allocator that gives memory back and asks again waits for the device"
     ),
     r"mds-1.3B": (
         "the source does not say that the script's values (tp 2, ZeRO 0, batch 2) were unchanged"
