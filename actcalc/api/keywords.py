@@ -30,6 +30,7 @@ class WorkKeywords(TypedDict, total=False):
     global_batch: int | None
     grad_accum: int | None
     completion: int | None
+    decoder_seq: int | None
     image_tokens: int | None
     layers: int | None
     sp: bool | None

@@ -70,6 +70,10 @@ class RunOptions:
     global_batch: Annotated[
         int | None, option("--global-batch", help="Sequences per step, all replicas.", panel=WORK)
     ] = None
+    decoder_seq: Annotated[
+        int | None,
+        option("--decoder-seq", help="Tokens of an encoder-decoder's decoder.", panel=WORK),
+    ] = None
     image_tokens: Annotated[
         int | None, option("--image-tokens", help="Tokens per sequence from images.", panel=WORK)
     ] = None
@@ -302,6 +306,7 @@ class RunOptions:
             | only_given(
                 seq=self.seq,
                 micro_batch=self.micro_batch,
+                decoder_seq=self.decoder_seq,
                 image_tokens=self.image_tokens,
                 completion=self.completion,
                 global_batch=self.global_batch,

@@ -102,6 +102,7 @@ def measure_cuda(
     checkpointing: bool = False,
     layers: int | None = None,
     cls: str | None = None,
+    decoder_seq: int | None = None,
 ) -> CudaStep:
     """Run one real step of a transformers model on the GPU, with random weights.
 
@@ -137,6 +138,7 @@ def measure_cuda(
             dtype=parameter_dtype,
             padding_mask=padding_mask,
             device="cuda",
+            decoder_seq=decoder_seq,
         )
         with failing_as_spec_error(chosen.__name__, passing=(torch.cuda.OutOfMemoryError,)):
             return run_step(torch, lambda: model(**inputs), autocast_dtype)

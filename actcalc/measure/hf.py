@@ -17,8 +17,12 @@ from actcalc.measure.run import Step, facts_of, first_line, summarise, traced_st
 
 Attention = Literal["sdpa", "eager"]
 
+_STRIDE = 2
+"""Frames of a spectrogram for one position of Whisper's encoder (modeling_whisper.py)."""
+
 _TASKS = (
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
     "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
@@ -271,10 +275,12 @@ def example_batch(
     padding_mask: bool,
     device: str,
     images: int = 0,
+    decoder_seq: int | None = None,
 ) -> dict[str, Any]:
     """Return a batch with labels, of the kind the model's ``forward`` takes.
 
-    A padding mask marks some position as padding, so that it cannot be dropped.
+    A padding mask marks some position as padding, so that it cannot be dropped. Labels of an
+    encoder-decoder are ``decoder_seq`` long (None: as long as the input).
     """
     torch = require_torch()
     if model.main_input_name == "pixel_values":
@@ -291,8 +297,12 @@ def example_batch(
             "labels": torch.randint(0, config.num_labels, (batch,), device=device),
         }
     vocab = config.get_text_config().vocab_size
-    ids = torch.randint(0, vocab, (batch, seq), device=device)
-    made = {"input_ids": ids, "labels": torch.randint(0, vocab, (batch, seq), device=device)}
+    labels = torch.randint(0, vocab, (batch, decoder_seq or seq), device=device)
+    if model.main_input_name == "input_features":
+        frames = config.max_source_positions * _STRIDE
+        sound = torch.randn(batch, config.num_mel_bins, frames, device=device, dtype=dtype)
+        return {"input_features": sound, "labels": labels}
+    made = {"input_ids": torch.randint(0, vocab, (batch, seq), device=device), "labels": labels}
     if padding_mask:
         mask = torch.ones(batch, seq, dtype=torch.int64, device=device)
         mask[:, -1] = 0
@@ -324,6 +334,7 @@ def measure_transformers(
     keep_layer: bool = False,
     name: str | None = None,
     images: int = 0,
+    decoder_seq: int | None = None,
 ) -> Measured:
     """Measure what one training step of a transformers model keeps for backward.
 
@@ -344,19 +355,21 @@ def measure_transformers(
         name: what to call the model; its ``model_type`` if absent.
         images: images in each sequence of a vision-language model, which then runs whole; without
             any its language model runs alone.
+        decoder_seq: tokens per sequence of an encoder-decoder's decoder, when not ``seq``.
 
     Raises:
         MissingExtraError: PyTorch or transformers is not installed.
         SpecError: an invalid configuration or option, or a model that cannot run without data.
     """
     transformers = require_transformers()
-    _check(attention, batch=batch, seq=seq, layers=layers)
+    _check(attention, batch=batch, seq=seq, layers=layers, decoder_seq=decoder_seq)
     with _quiet(transformers):
         config, chosen, note = _configured(source, cls, layers, whole=images > 0)
         ran = _step_of(
             config, chosen, batch=batch, seq=seq, dtype=dtype, attention=attention,
             padding_mask=padding_mask, checkpointing=checkpointing, flops=flops,
             keep_layer=keep_layer, name=name or config.model_type, images=images,
+            decoder_seq=decoder_seq,
         )  # fmt: skip
     return summarise(
         ran.step,
@@ -422,17 +435,21 @@ def _step_of(
     padding_mask: bool,
     checkpointing: bool,
     images: int,
+    decoder_seq: int | None,
     **wanted: Any,
 ) -> _Ran:
     """Build the model and its batch on the fake device and trace one step of it."""
     parameter_dtype, autocast_dtype = torch_dtype(dtype)
-    with fake_cuda() as trace, _unpacked_batch(), _uncounted_images():
+    # A decoder's own mask is never given: that of an encoder-decoder's batch is the encoder's.
+    own = getattr(config, "is_encoder_decoder", False)
+    masks = _masks_of_ones(causal=own or not padding_mask, bidirectional=not padding_mask)
+    with fake_cuda() as trace, _unpacked_batch(), masks, _uncounted_images():
         model = build_model(
             config, chosen, dtype=parameter_dtype, attention=attention, checkpointing=checkpointing
         )
         inputs = example_batch(
             model, config, batch=batch, seq=seq, dtype=parameter_dtype, padding_mask=padding_mask,
-            device=DEVICE, images=images,
+            device=DEVICE, images=images, decoder_seq=decoder_seq,
         )  # fmt: skip
         with fused_kernels(chosen) as ran:
             step = traced_step(
@@ -472,6 +489,32 @@ def _uncounted_images() -> Iterator[None]:
     name = "_check_tensor_all_with"
     changes = [(torch, name, lambda *_, **__: None)] if hasattr(torch, name) else []
     with patched(*changes):
+        yield
+
+
+@contextlib.contextmanager
+def _masks_of_ones(*, causal: bool, bidirectional: bool) -> Iterator[None]:
+    """Tell transformers that masks which models make of ones themselves hide nothing.
+
+    It reads them to find out, and drops such a mask (``_ignore_causal_mask_sdpa`` and
+    ``_ignore_bidirectional_mask_sdpa`` in ``masking_utils.py``); on fake tensors it cannot, and
+    keeps it.
+    """
+    try:
+        from transformers import masking_utils
+    except ImportError:
+        yield
+        return
+
+    def unread(skip: Any) -> Any:
+        return lambda _padding_mask, *args, **options: skip(None, *args, **options)
+
+    asked = (
+        ("_ignore_causal_mask_sdpa", causal),
+        ("_ignore_bidirectional_mask_sdpa", bidirectional),
+    )
+    names = [name for name, wanted in asked if wanted and hasattr(masking_utils, name)]
+    with patched(*((masking_utils, n, unread(getattr(masking_utils, n))) for n in names)):
         yield
 
 

@@ -290,13 +290,13 @@ def _sharded(
 
 
 def _batch(model: ModelGraph) -> list[Buffer]:
-    """Images of a batch; a batch of token ids counts for nothing beside its activations."""
-    context = model.context
-    if not context.model.patches:
+    """Images or sounds of a batch; token ids count for nothing beside their activations."""
+    spec, embedding = model.context.model, model.embedding
+    if not spec.sensed:
         return []
-    pixels = context.b * (context.workload.seq - 1) * context.model.patches
-    size = exact(pixels.value(model.sizes)) * context.residual.itemsize
-    return [Buffer("images", size, False, True, "the batch itself, in the type of the weights")]
+    size = exact(embedding.tensors[embedding.input].bytes.value(model.sizes))
+    name = "images" if spec.patches else "sounds"
+    return [Buffer(name, size, False, True, "the batch itself, in the type of the weights")]
 
 
 def _rotary(model: ModelGraph) -> list[Buffer]:

@@ -276,8 +276,9 @@ def run_lines(
     model: dict[str, Any], layout: dict[str, Any], workload: dict[str, Any], framework: str
 ) -> tuple[str, ...]:
     """The inputs of a run in two or three short lines."""
+    encoder = f"{model['encoder_layers']} + " if model["encoder_layers"] else ""
     shape = [
-        f"{model['layers']} layers",
+        f"{encoder}{model['layers']} layers",
         f"h {model['hidden']:,}",
         *_parts(model),
         f"v {model['vocab']:,}",
@@ -285,6 +286,7 @@ def run_lines(
     dropout = workload["dropout"] and (model["hidden_dropout"] or model["attention_dropout"])
     work = [
         f"s {workload['seq']:,}",
+        *([f"decoder {workload['decoder_seq']:,}"] if workload["decoder_seq"] else []),
         f"b {workload['micro_batch']}",
         workload["precision"],
         *([f"{workload['attention']} attention"] if _has(model, "*") else []),

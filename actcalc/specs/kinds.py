@@ -179,6 +179,7 @@ _PYTORCH: Mapping[str, Kind] = {
             "plain": "three projections, or views of one (modeling_llama.py, modeling_phi3.py)",
             "falcon": "heads of one projection, broadcast (modeling_falcon.py _split_heads)",
             "copied": "interleaved parts of one projection, each copied (modeling_codegen.py)",
+            "contiguous": "three projections, each copied with heads first (modeling_whisper.py)",
         },
         needed=True,
     ),
@@ -266,7 +267,7 @@ _PYTORCH: Mapping[str, Kind] = {
         {
             "none": "never one; a run that needs it is refused (torchtitan)",
             "needed": "with padding or a short window (masking_utils.py)",
-            "always": "always one (modeling_falcon.py, modeling_biogpt.py)",
+            "always": "always one (modeling_falcon.py)",
         },
         needed=True,
     ),
@@ -396,6 +397,7 @@ _PYTORCH: Mapping[str, Kind] = {
             "buffer": "a buffer, which costs nothing (modeling_bert.py)",
             "one": "one row for all sequences (modeling_gpt2.py)",
             "batch": "a row for each sequence (modeling_opt.py)",
+            "batch_then_one": "an encoder's for each sequence, a decoder's one (modeling_bart.py)",
         },
         needed=True,
     ),
@@ -411,11 +413,21 @@ _PYTORCH: Mapping[str, Kind] = {
         },
         needed=True,
     ),
+    "fp16_clamp": Kind(
+        "a clamp to finite numbers in fp16",
+        {
+            "none": "none (modeling_llama.py)",
+            "every_sum": "after each part of a layer (modeling_t5.py)",
+            "encoder_layer": "after each layer of an encoder (modeling_mbart.py)",
+        },
+        needed=True,
+    ),
     "loss": Kind(
         "the cross-entropy of a language model",
         {
             "shifted": "fp32 logits, labels shifted (loss_utils.py ForCausalLMLoss)",
             "upcast": "fp32 logits (torchtitan components/loss.py)",
+            "biased": "a buffer of biases is added, in fp32 under autocast (modeling_bart.py)",
             "plain": "logits as they are (modeling_t5.py)",
         },
         needed=True,

@@ -98,6 +98,8 @@ class Model(Spec):
     for a model that reads patches)."""
     max_positions: Count = 0
     """Learned positions in the table (0: none)."""
+    decoder_positions: Count = 0
+    """Learned positions in a decoder's own table (0: as many as ``max_positions``)."""
     position: Literal["learned", "rotary", "alibi", "relative", "none"] = "learned"
     """How positions enter."""
     relative_buckets: Count = 0
@@ -137,6 +139,8 @@ class Model(Spec):
     """Query, key and value are one projection in the reference code (GPT-2, NeoX, Phi-3)."""
     qkv_bias: bool = True
     """Biases of the query, key and value projections."""
+    key_bias: bool = True
+    """The key projection has a bias where the others have (Whisper: false)."""
     out_bias: bool = True
     """Bias of the attention output projection."""
     mlp_bias: bool = True
@@ -210,6 +214,9 @@ class Model(Spec):
     """Classes of a classifier head."""
     patches: Count = 0
     """Input values of one patch of a vision transformer (channels · patch²); 0: text."""
+    mel_bins: Count = 0
+    """Frequencies of a spectrogram that an encoder reads through two convolutions (Whisper); 0:
+    it reads tokens."""
     tower: Tower | None = None
     """Vision tower and projector, where images are part of the sequence."""
     encoder_layers: MoreLayers = 0
@@ -345,6 +352,11 @@ class Model(Spec):
     def v_dim(self) -> int:
         """Width of one head's values."""
         return self.mla.v_dim if self.mla else self.value_dim or self.head_dim
+
+    @property
+    def sensed(self) -> bool:
+        """Whether the first layer reads an image or a sound, not tokens."""
+        return bool(self.patches or self.mel_bins)
 
     @property
     def depth(self) -> int:

@@ -43,9 +43,10 @@ def check_measurable(run: Run) -> bool:
     full = asks_checkpointing(run.policies)
     _check_workload(run.workload)
     patches = run.model.max_positions
-    if run.model.patches and run.workload.seq != patches:
+    if run.model.sensed and run.workload.seq != patches:
+        made = "sound makes {} frames" if run.model.mel_bins else "image makes {} tokens of patches"
         raise SpecError(
-            f"seq is {run.workload.seq}, but an image makes {patches} tokens of its patches",
+            f"seq is {run.workload.seq}, but a model's " + made.format(patches),
             "leave --seq out",
         )
     return full
@@ -109,7 +110,8 @@ def measure_run(
         config = without_dropout(config)
     if layers is not None and run.model.encoder_layers:
         # The layers of the spec are the decoder's; transformers would cut the encoder.
-        config, layers = {**config, "num_decoder_layers": layers}, None
+        key = "num_decoder_layers" if "num_decoder_layers" in config else "decoder_layers"
+        config, layers = {**config, key: layers}, None
     options = {**_options(work, layers), "checkpointing": checkpointing}
     images = _images(run, real=real)
     step = measure_cuda(config, **options) if real else None
@@ -149,6 +151,7 @@ def _options(work: Workload, layers: int | None) -> dict[str, Any]:
     return {
         "batch": work.micro_batch,
         "seq": work.seq,
+        "decoder_seq": work.decoder_seq or None,
         "dtype": work.precision,
         "attention": work.attention,
         "padding_mask": work.padding_mask,

@@ -9,6 +9,7 @@ from actcalc.io.hub.blocks import BLOCKS
 from actcalc.io.hub.family import ACTIVATIONS, SIZES
 from actcalc.io.hub.mixers import MIXERS
 from actcalc.io.hub.reading import Reading
+from actcalc.io.hub.senses import SENSES
 from actcalc.io.hub.values import Values
 from actcalc.specs.base import MAX_LAYERS
 
@@ -23,7 +24,7 @@ def _adjust(name: str) -> Callable[[Callable[[Reading], None]], Callable[[Readin
     return register
 
 
-ADJUST: dict[str, Callable[[Reading], None]] = {**MIXERS, **BLOCKS}
+ADJUST: dict[str, Callable[[Reading], None]] = {**MIXERS, **BLOCKS, **SENSES}
 """Exceptions by name: what one type does that no table column says."""
 
 

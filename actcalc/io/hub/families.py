@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from actcalc.io.hub.encoders import ENCODERS
 from actcalc.io.hub.family import Experts, Family, Keys
 
 
@@ -1030,7 +1031,8 @@ FAMILIES: dict[str, Family] = {
         defaults={"hidden": 768, "ffn": 3072, "layers": 12, "heads": 12, "vocab": 32000},
         adjust=("tower_positions", "siglip_head"),
     ),
-    # Encoder-decoders
+    # Encoder-decoders, and more encoders
+    **ENCODERS,
     "t5": T5,
     "mt5": replace(T5, code=_code("mt5"), adjust=("t5_gated",)),
     "umt5": replace(

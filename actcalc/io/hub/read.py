@@ -293,6 +293,8 @@ def _workload(reading: Reading) -> None:
         "micro_batch": 1,
         "attention": "eager" if reading.family.eager else "sdpa",
     }
+    if fields.get("mel_bins"):
+        reading.workload["decoder_seq"] = fields["decoder_positions"]
     for level in (values, outer):
         for key in ("dtype", "torch_dtype"):
             name = level.data.get(key)

@@ -80,8 +80,8 @@ REFUSED: dict[str, str] = {
     "xlm-roberta-xl": "a pre-norm encoder with a final norm before the masked-LM head",
     **dict.fromkeys(
         (
-            "bart", "mbart", "pegasus", "blenderbot", "blenderbot-small", "marian", "m2m_100",
-            "plbart", "led", "whisper", "nllb-moe", "speech_to_text", "moonshine",
+            "pegasus", "blenderbot", "blenderbot-small", "marian", "m2m_100",
+            "plbart", "led", "nllb-moe", "speech_to_text", "moonshine",
         ),
         f"an encoder-decoder of the BART kind: {_BART}",
     ),

@@ -66,6 +66,8 @@ def _not_modelled(model: Model) -> list[tuple[bool, str]]:
 
 def _elsewhere(ctx: Context) -> str:
     """What runs the architecture: under model parallelism transformers does not."""
+    if ctx.model.encoder_layers:
+        return "use --framework transformers, on one GPU per replica"
     split = [name for name in ("tp", "pp", "cp", "ep") if getattr(ctx.layout, name) > 1]
     if not split:
         return _ELSEWHERE
@@ -105,6 +107,12 @@ def _not_in_megatron(model: Model) -> list[tuple[bool, str]]:
         (model.mla is not None and model.position == "none", "latent attention without positions"),
         (model.qk_norm == "full", "normalisation of queries and keys over their full width"),
         (model.patches > 0, "vision transformer head and patches in its GPT model"),
+        (model.mel_bins > 0, "encoder of sounds"),
+        (not model.key_bias, "projections of which the keys' alone has no bias"),
+        (
+            model.decoder_positions not in (0, model.max_positions),
+            "table of positions of a decoder's own",
+        ),
         (model.head in ("classifier", "score", "none"), f"{model.head} head in its GPT model"),
         (model.embedding_dim not in (0, model.hidden), "embedding narrower than hidden"),
         (model.embedding_norm, "normalisation right after the embedding"),

@@ -1,4 +1,4 @@
-"""Self-attention of transformers' modelling code: projections, norms, position, core, output."""
+"""Attention of transformers' modelling code: projections, norms, position, core, output."""
 
 from __future__ import annotations
 
@@ -9,21 +9,27 @@ from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import DType, GraphBuilder
 from actcalc.layers.core.norm import norm
 from actcalc.layers.pytorch.core import attend
-from actcalc.layers.pytorch.heads import GROUP, MODULE, Heads
+from actcalc.layers.pytorch.heads import GROUP, MODULE, Heads, copied
 from actcalc.layers.pytorch.linear import linear
 from actcalc.layers.pytorch.mlp import product
 from actcalc.layers.pytorch.parallel import scattered
+from actcalc.layers.pytorch.relative import look_up
 from actcalc.layers.pytorch.rotary import rotate
-from actcalc.layers.pytorch.scores import Core
+from actcalc.layers.pytorch.scores import Bias, Core
 from actcalc.specs import LayerKind
 
 Triple = tuple[Heads, Heads, Heads]
 
 
-def attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
-    """Append self-attention of ``source``; return the branch, before dropout and residual."""
+def attention(
+    g: GraphBuilder, ctx: Context, kind: LayerKind, source: str, *, memory: str = ""
+) -> str:
+    """Append attention of ``source``; return the branch, before dropout and residual.
+
+    Keys and values are of ``source`` too, or of an encoder's output, the ``memory``.
+    """
     model = ctx.model
-    q, k, v = project(g, ctx, source)
+    q, k, v = project(g, ctx, source, memory)
     gate = _output_gate(g, ctx, source, q)
     norm_last = ctx.kernel("qk_norm") == "after_rotary"
     if not kind.rotary and model.position == "rotary" and ctx.kernel("nope") == "scaled":
@@ -42,11 +48,16 @@ def attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> st
             q = _rescaled(g, ctx, q)
         if norm_last:
             q, k = normed(g, ctx, q, k)
+    bias: Bias = "alibi" if model.position == "alibi" else ""
+    if model.position == "relative":
+        bias = "zeros" if memory else "relative"
+    if bias == "relative":
+        look_up(g, ctx, kind)
     core = Core(
         q, k, v, kind,
-        causal=model.causal, keys=ctx.s_keys,
-        query_width=model.head_dim, value_width=model.v_dim,
-        bias="alibi" if model.position == "alibi" else "",
+        causal=not memory and (kind.cross if model.encoder_layers else model.causal),
+        keys=(ctx.of_encoder() if memory else ctx).s_keys,
+        query_width=model.head_dim, value_width=model.v_dim, bias=bias, memory=bool(memory),
     )  # fmt: skip
     context = attend(g, ctx, core)
     return close(g, ctx, gated_output(g, ctx, context, gate))
@@ -131,15 +142,19 @@ def close(g: GraphBuilder, ctx: Context, context: str) -> str:
     return scattered(g, ctx, "attention", GROUP, branch, MODULE)
 
 
-def project(g: GraphBuilder, ctx: Context, source: str) -> Triple:
-    """Append the projections; q, k and v of one packed projection are views of it."""
+def project(g: GraphBuilder, ctx: Context, source: str, memory: str = "") -> Triple:
+    """Append the projections; q, k and v of one packed projection are views of it.
+
+    Keys and values are those of ``memory`` where there is one.
+    """
     model = ctx.model
     if ctx.kernel("qkv") == "falcon":
         return _falcon(g, ctx, source)
     if ctx.kernel("qkv") == "copied":
         return _copied(g, ctx, source)
     bias = model.qkv_bias
-    if model.packed_qkv:
+    packed = model.packed_qkv and not memory
+    if packed:
         storage = linear(
             g, ctx, "qkv", GROUP, source,
             inside=ctx.h, outside=ctx.q_width + ctx.kv_width + ctx.v_width, bias=bias,
@@ -153,17 +168,24 @@ def project(g: GraphBuilder, ctx: Context, source: str) -> Triple:
         widths = (ctx.q_width * 2 if gated else ctx.q_width, ctx.kv_width, ctx.v_width)
         names = [
             linear(
-                g, ctx, part, GROUP, source, inside=ctx.h, outside=width, bias=bias,
+                g, ctx, part, GROUP, source if part == "q" else memory or source,
+                inside=ctx.h, outside=width, bias=bias and (part != "k" or model.key_bias),
                 modules=MODULE, out=f"{part}_proj",
             )
             for part, width in zip("qkv", widths, strict=True)
         ]  # fmt: skip
     tp = ctx.layout.tp
-    halved = model.packed_qkv or model.attention_gate == "packed"
+    halved = packed or model.attention_gate == "packed"
     q = Heads(names[0], ctx.heads, model.heads // tp, ctx.d, sliced=halved)
-    kv = replace(q, heads=ctx.kv_heads, count=model.kv_heads // tp, sliced=model.packed_qkv)
-    v = replace(kv, storage=names[2], width=ctx.v_head)
-    return q, replace(kv, storage=names[1]), v
+    kv = replace(
+        q, heads=ctx.kv_heads, count=model.kv_heads // tp, sliced=packed,
+        rows=ctx.of_encoder().s if memory else None,
+    )  # fmt: skip
+    k, v = replace(kv, storage=names[1]), replace(kv, storage=names[2], width=ctx.v_head)
+    if ctx.kernel("qkv") == "contiguous":
+        parts = ((q, "q"), (k, "k"), (v, "v"))
+        q, k, v = (copied(g, ctx, x, f"{n}_contiguous", order="head") for x, n in parts)
+    return q, k, v
 
 
 def _copied(g: GraphBuilder, ctx: Context, source: str) -> Triple:

@@ -25,6 +25,8 @@ from actcalc.layers.pytorch.scores import (
     Core,
     additive_mask,
     has_padding,
+    key_count,
+    mask_name,
     maximum_softmax,
     scores_shape,
     short_window,
@@ -53,7 +55,7 @@ def needs_mask(ctx: Context, x: Core) -> bool:
     tower = ctx.model.tower
     images = tower is not None and tower.sees_itself and ctx.workload.image_tokens > 0
     always = ctx.kernel("sdpa_mask") == "always" or ctx.model.indexer is not None or images
-    return always or has_padding(ctx) or short_window(ctx, x) or bool(x.bias)
+    return always or has_padding(ctx, x) or short_window(ctx, x) or bool(x.bias)
 
 
 def choose(ctx: Context, x: Core, *, masked: bool, grouped: bool, native: bool) -> Kernel:
@@ -215,7 +217,7 @@ def _flash(g: GraphBuilder, ctx: Context, x: Core, name: str, *, rng_bytes: int)
     flops = _qk_flops(ctx, x) + _pv_flops(ctx, x)
     inputs = list(dict.fromkeys([x.q.storage, x.k.storage, x.v.storage]))
     around = ctx.layout.cp > 1
-    in_place = (x.q.order == "token" or ctx.workload.seq == 1) and not padding and not around
+    in_place = (x.q.order == "token" or ctx.length == 1) and not padding and not around
     shape = (ctx.b, ctx.s, x.q.heads * x.v.width)
     if in_place:
         out = g.tensor("context", shape, ctx.act)
@@ -246,7 +248,7 @@ def _efficient(g: GraphBuilder, ctx: Context, x: Core, *, masked: bool) -> str:
     to a multiple of 16; the logsumexp has rows up to a multiple of 32. The output is in token
     order; the random state is two int64.
     """
-    rows = ctx.s + (-ctx.workload.seq % _LSE_MULTIPLE)
+    rows = ctx.s + (-ctx.length % _LSE_MULTIPLE)
     lse = g.tensor("logsumexp", (ctx.b, x.q.heads, rows), DType.FP32)
     made = [lse, g.tensor("rng_state", (ONE * 16,), DType.UINT8)]
     inputs = list(dict.fromkeys([x.q.storage, x.k.storage, x.v.storage]))
@@ -264,9 +266,8 @@ def _efficient(g: GraphBuilder, ctx: Context, x: Core, *, masked: bool) -> str:
 
 def boolean_mask(g: GraphBuilder, ctx: Context, x: Core) -> str:
     """Declare the boolean mask that the model makes once for all layers of a kind."""
-    name = "attention_mask" if x.kind.attention == "full" else f"{x.kind.attention}_mask"
-    batch = ctx.b if has_padding(ctx) else ONE
-    return g.shared(name, (batch, 1, ctx.s, x.keys), DType.BOOL)
+    batch = ctx.b if has_padding(ctx, x) else ONE
+    return g.shared(mask_name(ctx, x), (batch, 1, ctx.s, x.keys), DType.BOOL)
 
 
 def _bias(g: GraphBuilder, ctx: Context, x: Core, inputs: list[str], kept: list[str]) -> list[str]:
@@ -275,7 +276,7 @@ def _bias(g: GraphBuilder, ctx: Context, x: Core, inputs: list[str], kept: list[
     The bias of positions is one float tensor for all layers, padding and all; a boolean mask is
     turned into a float one in each. Rows are padded, by a copy, to a multiple of 16.
     """
-    missing = -ctx.workload.seq % _BIAS_MULTIPLE
+    missing = -key_count(ctx, x) % _BIAS_MULTIPLE
     if x.bias in ("relative", "zeros"):
         return _position_bias(g, ctx, x, inputs, kept, missing)
     if x.bias and not missing and not ctx.autocast:
@@ -297,7 +298,7 @@ def _position_bias(
     padding mask selects from it and is kept for the gradient. Zeros need no gradient and no copy,
     so that all layers share them (but UMT5's, which make their own).
     """
-    padded = has_padding(ctx) and not x.causal
+    padded = has_padding(ctx, x)
     shape = (ctx.b if padded else ONE, x.q.heads, ctx.s, x.keys + missing)
     once = not (padded or missing or ctx.model.relative_every_layer)
     if x.bias == "zeros" and once:
@@ -309,7 +310,7 @@ def _position_bias(
         inputs.append(boolean_mask(g, ctx, x))
         if x.bias == "relative":
             kept.append(inputs[-1])
-    if x.causal and ctx.workload.seq > 1:
+    if x.causal and ctx.length > 1:
         made.append(g.tensor("causal_condition", (ctx.s, x.keys), DType.BOOL))
     return made
 
@@ -368,7 +369,7 @@ def _flash_package(g: GraphBuilder, ctx: Context, x: Core) -> str:
     if x.value_width != x.query_width:
         v = copied(g, ctx, replace(v, width=q.width), "v_padded", order="token")
     x = replace(x, q=q, k=k)
-    if not has_padding(ctx):
+    if not has_padding(ctx, x):
         if v is x.v or v.width == x.v.width:
             return _flash(g, ctx, replace(x, v=v), "flash_attention", rng_bytes=16)
         padded = replace(x, v=v, q=replace(q, order="head"))

@@ -10,9 +10,11 @@ from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import DType, Graph, GraphBuilder, Weight
 from actcalc.layers.core.norm import norm
 from actcalc.layers.core.ops import EMBEDDING_SCOPE, dropout, softcap
+from actcalc.layers.core.scoped import Scoped
 from actcalc.layers.pytorch.linear import linear
 from actcalc.layers.pytorch.mlp import activate
 from actcalc.layers.pytorch.parallel import gathered, scattered
+from actcalc.layers.pytorch.stems import patches, sounds
 
 
 def embedding_graph(ctx: Context) -> Graph:
@@ -23,7 +25,9 @@ def embedding_graph(ctx: Context) -> Graph:
     """
     g = GraphBuilder("embedding")
     if ctx.model.patches:
-        first, out = _patches(g, ctx)
+        first, out = patches(g, ctx)
+    elif ctx.model.mel_bins:
+        first, out = sounds(g, ctx)
     else:
         first, out = _look_up(g, ctx)
     if ctx.model.tower:
@@ -50,19 +54,17 @@ def _between(g: GraphBuilder, ctx: Context) -> None:
     The encoder's last norm and its dropout, and the decoder's own look-up: of the labels, shifted
     into a tensor that is kept.
     """
-    last = g.shared("encoder_last", (ctx.b, ctx.s, ctx.h), ctx.residual)
-    out = norm(g, ctx, "encoder_final_norm", last, group="embedding", modules=())
+    if ctx.model.final_norm:
+        last = g.shared("encoder_last", (ctx.b, ctx.s, ctx.h), ctx.residual)
+        out = norm(g, ctx, "encoder_final_norm", last, group="embedding", modules=())
+        if ctx.embedding_dropout and ctx.kernel("final_dropout") == "embedding":
+            dropout(g, "encoder_final_dropout", "embedding", out)
+    inner = Scoped(g, "decoder_")
+    _, out = _look_up(inner, ctx.of_decoder())
+    if ctx.model.embedding_norm:
+        out = norm(inner, ctx, "embedding_norm", out, group="embedding", modules=())
     if ctx.embedding_dropout:
-        dropout(g, "encoder_final_dropout", "embedding", out)
-    ids = g.tensor("decoder_ids", (ctx.b, ctx.s), DType.INT64)
-    embedded = g.tensor("decoder_embedded", (ctx.b, ctx.s, ctx.h), ctx.residual)
-    table = Weight("token_embedding", (symbol("v"), ctx.h), scope=EMBEDDING_SCOPE)
-    g.op(
-        "decoder_embedding", "embedding", "embedding", [], [ids, embedded],
-        saves=[ids], weights=[table],
-    )  # fmt: skip
-    if ctx.embedding_dropout:
-        dropout(g, "decoder_embedding_dropout", "embedding", embedded)
+        dropout(inner, "embedding_dropout", "embedding", out)
 
 
 def _narrow(ctx: Context) -> bool:
@@ -87,19 +89,31 @@ def _position_rows(ctx: Context) -> Expr | None:
             f"framework {ctx.framework} has no learned positions ({ctx.model.name})",
             "use --framework transformers",
         )
+    if kernel == "batch_then_one":
+        kernel = "one" if ctx.decoder else "batch"
     return {"buffer": None, "one": ONE, "batch": ctx.b}[kernel]
 
 
+def _positions(ctx: Context) -> Weight:
+    """The table of learned positions; a decoder's is its own."""
+    width = _table_width(ctx) if _projects_last(ctx) else ctx.h
+    if ctx.decoder:
+        rows = ONE * (ctx.model.decoder_positions or ctx.model.max_positions)
+        return Weight("decoder_position_embedding", (rows, width), scope="decoder_positions")
+    return Weight("position_embedding", (symbol("o"), width), scope="positions")
+
+
 def _look_up(g: GraphBuilder, ctx: Context) -> tuple[str, str]:
+    """Token, position and segment look-up; a decoder makes its ids, which are kept."""
     model = ctx.model
     ids = g.tensor("token_ids", (ctx.b, ctx.s), DType.INT64)
     width = _table_width(ctx)
     inner = width if _projects_last(ctx) else ctx.h
     weights = [Weight("token_embedding", (symbol("v") / ctx.t, width), scope=EMBEDDING_SCOPE)]
-    made, saves = [], []
+    made: list[str] = []
     if model.max_positions:
         rows = _position_rows(ctx)
-        weights.append(Weight("position_embedding", (symbol("o"), inner), scope="positions"))
+        weights.append(_positions(ctx))
         if rows is not None:
             made.append(g.tensor("position_ids", (rows, ctx.s), DType.INT64))
     if model.token_types:
@@ -109,40 +123,16 @@ def _look_up(g: GraphBuilder, ctx: Context) -> tuple[str, str]:
         made.append(g.tensor("token_type_ids", (rows, ctx.s), DType.INT64))
     if ctx.kernel("embedding_scale") == "tensor":
         made.append(g.tensor("embedding_scale", (), ctx.residual))
-    saves += made
     out = g.tensor("embedded", (ctx.b, ctx.s, width), ctx.residual)
-    g.op("embedding", "embedding", "embedding", [ids], [out, *made], saves=saves, weights=weights)
+    shifted = [ids] if ctx.decoder else []
+    g.op(
+        "embedding", "embedding", "embedding", [] if shifted else [ids],
+        [*shifted, out, *made], saves=[*shifted, *made], weights=weights,
+    )  # fmt: skip
     out = scattered(g, ctx, "embedding", "embedding", out)
     if width != inner:
         out = linear(g, ctx, "embedding_projection", "embedding", out, inside=width, outside=ctx.h)
     return ids, out
-
-
-def _patches(g: GraphBuilder, ctx: Context) -> tuple[str, str]:
-    """The convolution of patches, the class token and learned positions (ViTEmbeddings).
-
-    Pixels need no gradient: backward has one product, the weight's.
-    """
-    model = ctx.model
-    tokens = ONE * (ctx.workload.seq - 1)
-    pixels = g.tensor("pixels", (ctx.b, tokens, ONE * model.patches), ctx.residual)
-    out = g.tensor("embedded", (ctx.b, ctx.s, ctx.h), ctx.residual)
-    weights = [
-        Weight("patch_embedding.weight", (ctx.h, ONE * model.patches)),
-        Weight("patch_embedding.bias", (ctx.h,)),
-        Weight("class_token", (ctx.h,)),
-        Weight("position_embedding", (symbol("o"), ctx.h)),
-    ]
-    flops = ctx.b * tokens * ctx.h * model.patches * 2
-    kept = []
-    if ctx.autocast:
-        kept.append(g.tensor("pixels_cast", g.shape(pixels), ctx.act))
-        kept.append(g.tensor("patch_embedding_weight", (ctx.h, ONE * model.patches), ctx.act))
-    g.op(
-        "patch_embedding", "linear", "embedding", [pixels], [out, *kept], saves=kept, flops=flops,
-        backward_flops=flops, weights=weights,
-    )  # fmt: skip
-    return pixels, out
 
 
 def head_graph(ctx: Context) -> Graph:
@@ -208,6 +198,10 @@ def _predict(g: GraphBuilder, ctx: Context, stream: str) -> str:
     shape = (ctx.b, ctx.s, vocab)
     if model.logit_softcap:
         logits = softcap(g, "logit_softcap", "head", logits, "logits_capped")
+    if rule == "biased" and ctx.autocast:
+        wide = g.tensor("logits_biased", shape, ctx.residual)
+        g.op("logits_bias", "add", "head", [logits], [wide])
+        logits = wide
     shifted, upcast = rule == "shifted", rule in ("shifted", "upcast")
     return _loss(g, ctx, logits, shape, shifted=shifted, upcast=upcast)
 
@@ -227,7 +221,7 @@ def _loss(
     probs = g.tensor("log_probs", dims, dtype)
     kept = [probs]
     kernel = "parallel" if ctx.tp else ""
-    if ctx.autocast and not upcast:
+    if ctx.autocast and dtype is not DType.FP32:
         kept.append(g.tensor("log_probs_fp32", dims, DType.FP32))
         dtype = DType.FP32
     if shifted:

@@ -25,7 +25,8 @@ Order = Literal["token", "head"]
 class Heads:
     """One of q, k, v: its storage, heads and width, and its layout in memory.
 
-    ``storage`` is what stays alive when autograd saves the tensor; ``count`` the number of heads.
+    ``storage`` is what stays alive when autograd saves the tensor; ``count`` the number of heads;
+    ``rows`` the tokens of another sequence (keys of an encoder's output), None for this one's.
     """
 
     storage: str
@@ -34,12 +35,14 @@ class Heads:
     width: Expr
     order: Order = "token"
     sliced: bool = False
+    rows: Expr | None = None
 
     def shape(self, ctx: Context) -> tuple[Expr, ...]:
         """Dimensions in the order of memory."""
+        rows = self.rows or ctx.s
         if self.order == "token":
-            return (ctx.b, ctx.s, self.heads, self.width)
-        return (ctx.b, self.heads, ctx.s, self.width)
+            return (ctx.b, rows, self.heads, self.width)
+        return (ctx.b, self.heads, rows, self.width)
 
 
 def copied(

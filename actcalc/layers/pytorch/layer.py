@@ -14,8 +14,10 @@ from actcalc.layers.pytorch.mla import mla_attention
 from actcalc.layers.pytorch.mlp import feed_forward
 from actcalc.layers.pytorch.moe import moe
 from actcalc.layers.pytorch.parallel import gathered
-from actcalc.layers.pytorch.relative import relative_attention
+from actcalc.layers.pytorch.relative import encoder_output
 from actcalc.specs import LayerKind
+
+_AROUND = ("sandwich", "post_sublayer")
 
 
 def layer_graph(ctx: Context, kind: LayerKind) -> Graph:
@@ -26,14 +28,12 @@ def layer_graph(ctx: Context, kind: LayerKind) -> Graph:
 
 
 def _body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
-    if ctx.workload.decoder_seq:
+    if kind.cross and (ctx.model.parallel != "none" or ctx.model.norm_placement in _AROUND):
         raise SpecError(
-            f"framework {ctx.framework} models a decoder as long as its encoder, "
-            f"not decoder_seq {ctx.workload.decoder_seq}",
-            "use --framework megatron, or drop decoder_seq",
+            f"a decoder over an encoder is described with norms before or after each part, not "
+            f"{ctx.model.norm_placement} with parallel {ctx.model.parallel} ({ctx.model.name})",
+            "set norm_placement to pre or post, and parallel to none",
         )
-    if ctx.model.position == "relative":
-        return _relative(g, ctx, kind, stream)
     if ctx.model.parallel != "none":
         return _parallel(g, ctx, kind, stream)
     if kind.mixer == kind.mlp == "none":
@@ -46,17 +46,20 @@ def _body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
     if placement == "post":
         middle = _add(g, ctx, "attention", _attend(g, ctx, kind, stream), stream, "attention_sum")
         middle = norm(g, ctx, "norm1", middle)
+        middle = _cross(g, ctx, kind, middle) if kind.cross else middle
         summed = _add(g, ctx, "ffn", _feed(g, ctx, kind, middle), middle, "ffn_sum")
         return norm(g, ctx, "norm2", summed, out="output")
     before, after = placement in ("pre", "sandwich"), placement in ("sandwich", "post_sublayer")
     first = norm(g, ctx, "norm1", stream) if before else stream
     branch = _attend(g, ctx, kind, first)
     branch = norm(g, ctx, "norm1_post", branch) if after else branch
-    middle = _add(g, ctx, "attention", branch, stream, "middle")
+    middle = _bounded(g, ctx, _add(g, ctx, "attention", branch, stream, "middle"), "middle")
+    middle = _cross(g, ctx, kind, middle) if kind.cross else middle
     second = norm(g, ctx, "norm2", middle) if before else middle
     branch = _feed(g, ctx, kind, second)
     branch = norm(g, ctx, "norm2_post", branch) if after else branch
-    return _add(g, ctx, "ffn", branch, middle, "output")
+    out = _add(g, ctx, "ffn", branch, middle, "output")
+    return _clamped(g, ctx, kind, _bounded(g, ctx, out, "output"))
 
 
 def _half(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
@@ -71,27 +74,33 @@ def _half(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
     return _add(g, ctx, "ffn" if feed else "attention", branch, stream, "output")
 
 
-def _relative(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
-    """T5's layer: a decoder's has a second attention, over the encoder's output (T5Block)."""
-    branch = relative_attention(g, ctx, kind, norm(g, ctx, "norm1", stream))
-    middle = _bounded(g, ctx, _add(g, ctx, "attention", branch, stream, "middle"), "middle")
-    if kind.cross:
-        inner = Scoped(g, "cross_")
-        first = norm(inner, ctx, "norm", middle)
-        branch = relative_attention(inner, ctx, kind, first, cross=True)
-        summed = _add(inner, ctx, "attention", branch, middle, "middle")
-        middle = _bounded(inner, ctx, summed, "middle")
-    branch = feed_forward(g, ctx, norm(g, ctx, "norm2", middle))
-    return _bounded(g, ctx, _add(g, ctx, "ffn", branch, middle, "output"), "output")
+def _cross(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
+    """Append a decoder's second attention, over the encoder's output, with its norm."""
+    inner = Scoped(g, "cross_")
+    post = ctx.model.norm_placement == "post"
+    source = stream if post else norm(inner, ctx, "norm", stream)
+    branch = attention(inner, ctx, kind, source, memory=encoder_output(g, ctx))
+    summed = _add(inner, ctx, "attention", branch, stream, "middle")
+    return norm(inner, ctx, "norm", summed) if post else _bounded(inner, ctx, summed, "middle")
 
 
 def _bounded(g: GraphBuilder, ctx: Context, source: str, name: str) -> str:
     """Append T5Block's clamp to finite numbers, which runs in fp16 and keeps input and bounds."""
-    if ctx.workload.precision != "fp16":
+    if ctx.workload.precision != "fp16" or ctx.kernel("fp16_clamp") != "every_sum":
         return source
     bounds = g.tensor(f"{name}_bounds", (ONE * 2,), DType.FP32)
     out = g.tensor(f"{name}_bounded", g.shape(source), g.dtype(source))
     g.op(f"{name}_clamp", "activation", "norm", [source], [out, bounds], saves=[source, bounds])
+    return out
+
+
+def _clamped(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
+    """Append the clamp that ends an encoder's layer in fp16 and keeps its input (MBart)."""
+    rule = ctx.kernel("fp16_clamp")
+    if ctx.workload.precision != "fp16" or rule != "encoder_layer" or kind.cross:
+        return source
+    out = g.tensor("output_clamped", g.shape(source), g.dtype(source))
+    g.op("output_clamp", "activation", "norm", [source], [out], saves=[source])
     return out
 
 

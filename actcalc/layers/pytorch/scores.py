@@ -11,6 +11,8 @@ from actcalc.layers.core.graph import DType, GraphBuilder, Weight
 from actcalc.layers.pytorch.heads import CORE, GROUP, Heads
 from actcalc.specs import LayerKind
 
+Bias = Literal["", "alibi", "relative", "zeros"]
+
 
 @dataclass(frozen=True, slots=True)
 class Core:
@@ -18,7 +20,7 @@ class Core:
 
     ``bias`` says which float bias scaled_dot_product_attention gets beside a mask: ALiBi's, the
     same for all layers; a learned one of relative positions; or the zeros that cross-attention
-    adds in its place.
+    adds in its place. ``memory`` says that the keys are an encoder's.
     """
 
     q: Heads
@@ -29,7 +31,8 @@ class Core:
     keys: Expr
     query_width: int
     value_width: int
-    bias: Literal["", "alibi", "relative", "zeros"] = ""
+    bias: Bias = ""
+    memory: bool = False
 
 
 def scores_shape(ctx: Context, x: Core) -> tuple[Expr, ...]:
@@ -39,12 +42,28 @@ def scores_shape(ctx: Context, x: Core) -> tuple[Expr, ...]:
 
 def short_window(ctx: Context, x: Core) -> bool:
     """Whether the layer's window hides keys: transformers tests ``kv_length >= window``."""
-    return 0 < x.kind.window <= ctx.workload.seq
+    return 0 < x.kind.window <= ctx.length
 
 
-def has_padding(ctx: Context) -> bool:
-    """Whether a mask of padded positions is passed (images have none)."""
-    return ctx.workload.padding_mask and not ctx.model.patches
+def key_count(ctx: Context, x: Core) -> int:
+    """Tokens that keys span, as a number."""
+    return ctx.of_encoder().length if x.memory else ctx.length
+
+
+def has_padding(ctx: Context, x: Core) -> bool:
+    """Whether a mask of padded positions is passed.
+
+    Images and sounds have none; of an encoder and a decoder it is the encoder's.
+    """
+    own = ctx.decoder and not x.memory
+    return ctx.workload.padding_mask and not ctx.model.sensed and not own
+
+
+def mask_name(ctx: Context, x: Core) -> str:
+    """Name of the mask that all layers of a kind share."""
+    if x.memory or ctx.decoder:
+        return "encoder_mask" if x.memory else "decoder_mask"
+    return "attention_mask" if x.kind.attention == "full" else f"{x.kind.attention}_mask"
 
 
 def additive_mask(g: GraphBuilder, ctx: Context, x: Core) -> list[str]:
@@ -52,11 +71,10 @@ def additive_mask(g: GraphBuilder, ctx: Context, x: Core) -> list[str]:
 
     A bidirectional mask without padding is skipped (masking_utils.py, ``eager_mask``).
     """
-    if not (x.causal or has_padding(ctx) or short_window(ctx, x)):
+    if not (x.causal or has_padding(ctx, x) or short_window(ctx, x)):
         return []
-    name = "attention_mask" if x.kind.attention == "full" else f"{x.kind.attention}_mask"
     dtype = DType.BOOL if ctx.kernel("mask") == "fill" else ctx.residual
-    return [g.shared(name, (ctx.b, 1, ctx.s, x.keys), dtype)]
+    return [g.shared(mask_name(ctx, x), (ctx.b, 1, ctx.s, x.keys), dtype)]
 
 
 def softmax(
