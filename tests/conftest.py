@@ -20,6 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(__file__).resolve().parent / "data"
+posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no such shell, file or signal")
+"""Of a test that needs what POSIX says of shells, files or signals."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import fields
@@ -279,7 +280,7 @@ def profiles(tmp_path, monkeypatch):
     root = presets.presets_root()
     for folder in root.iterdir():
         if folder.name not in ("frameworks", "compiled"):
-            (tmp_path / folder.name).symlink_to(folder)
+            shutil.copytree(folder, tmp_path / folder.name)
     folder = tmp_path / "frameworks"
     folder.mkdir()
     for path in (root / "frameworks").glob("*.yaml"):

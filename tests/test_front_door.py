@@ -15,6 +15,7 @@ from actcalc.cli import choices
 from actcalc.cli.app import COMMANDS, build
 from actcalc.cli.completion import lines, shells
 from actcalc.errors import SpecError
+from tests.conftest import posix
 
 NESTED = {"presets": ("list", "show")}
 PAGES = [
@@ -205,6 +206,7 @@ def test_fish_completes(tmp_path):
     assert out.splitlines()[0].split("\t")[0] == "list"
 
 
+@posix
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 def test_bash_completes(tmp_path):
     (tmp_path / "c.bash").write_text(shells.script("bash"))
@@ -215,6 +217,7 @@ def test_bash_completes(tmp_path):
     assert _shell(tmp_path, "bash", "--norc", "-c", line) == "selective\n"
 
 
+@posix
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
 def test_zsh_reads_its_script(tmp_path):
     (tmp_path / "c.zsh").write_text(shells.script("zsh"))

@@ -9,6 +9,8 @@ import re
 
 import pytest
 
+from tests.conftest import posix
+
 MAIN = ("gpt3-175b", "--tp", 8, "--sp")
 
 
@@ -183,6 +185,7 @@ def test_schema_describes_what_is_printed(cli):
     assert all("description" in field for field in policy["properties"].values())
 
 
+@posix
 def test_output_never_replaces_a_device(cli, tmp_path):
     import os
     import threading
@@ -198,6 +201,7 @@ def test_output_never_replaces_a_device(cli, tmp_path):
     assert not pipe.is_file()
 
 
+@posix
 def test_output_follows_a_link(cli, tmp_path):
     target, link = tmp_path / "target.json", tmp_path / "link.json"
     target.write_text("old")
@@ -224,6 +228,7 @@ def test_imbalance_grows_what_experts_keep(cli):
     assert uneven > even
 
 
+@posix
 def test_a_reader_that_leaves_early_is_no_error():
     import subprocess
     import sys

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 
 import jsonschema
@@ -222,6 +223,12 @@ def test_every_command_has_a_schema():
 @pytest.mark.parametrize("name", NAMES)
 def test_schemas_are_schemas(name):
     jsonschema.Draft202012Validator.check_schema(schema_of(name))
+
+
+def test_schemas_say_null_where_python_says_none():
+    text = json.dumps({name: schema_of(name) for name in NAMES})
+    assert not re.search(r"\bNone\b", text)
+    assert "null: with ZeRO 2" in text
 
 
 @pytest.mark.parametrize("name", OUTPUTS)

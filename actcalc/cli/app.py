@@ -213,6 +213,10 @@ def run(args: Sequence[str]) -> int:
         raise _usage(error) from None
     except BrokenPipeError:
         raise
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # Typer makes an exit of 1 of it
+            raise stop.__context__ from None
+        raise
     except OSError as error:
         doing = f"read {error.filename}" if error.filename else "write the answer"
         raise file_error(doing, error) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib import import_module
 from types import FunctionType
 from typing import Annotated, Any
@@ -61,7 +62,25 @@ def schema_of(name: str) -> dict[str, Any]:
         body = found()
     else:
         body = found.json_schema() if name in OUTPUTS else found.model_json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **body}
+    worded: dict[str, Any] = _in_json_words(body)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **worded}
+
+
+_JSON_WORDS = {"None": "null", "True": "true", "False": "false"}
+
+
+def _in_json_words(node: Any) -> Any:
+    """Descriptions come from docstrings: Python's None is JSON's null."""
+    if isinstance(node, list):
+        return [_in_json_words(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    return {
+        key: re.sub(r"\b(None|True|False)\b", lambda found: _JSON_WORDS[found[0]], value)
+        if key == "description" and isinstance(value, str)
+        else _in_json_words(value)
+        for key, value in node.items()
+    }
 
 
 @app.command(
@@ -83,7 +102,7 @@ def schema(
     if output.format not in (None, "json") or form != "json":
         raise SpecError(f"a schema is JSON, not {output.format or form}",
                         "drop --format" if output.format else "end the file in .json")  # fmt: skip
-    document = schema_of(name) if name else {each: schema_of(each) for each in NAMES}
+    document = schema_of(name) if name is not None else {each: schema_of(each) for each in NAMES}
     text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     emit_text(text, output)
     return 0

@@ -59,7 +59,10 @@ def read_text(path: Path, limit: int | None = None) -> str:
         raise file_error(f"read {path}", error) from error
     if len(data) > limit:
         raise SpecError(
-            f"{path} is larger than {limit / 1e6:g} MB", "a description is a few kilobytes of text"
+            f"{path} is larger than {limit / 1e6:g} MB",
+            "a description is a few kilobytes of text"
+            if limit <= MAX_JSON_BYTES
+            else "keep the part of a few steps",
         )
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise SpecError(f"{path} begins with the mark of UTF-16", "save it as UTF-8")

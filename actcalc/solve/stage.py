@@ -268,8 +268,13 @@ class StageProblem:
                 chunk = -1 if moment.kind == "W" else moment.chunk
                 limit = found.setdefault((chunk, moment.held), Limit(chunk, moment.held, self))
                 limit.add(gpu, moment.kind)
-        every = list(found.values())
-        return tuple(one for one in every if not any(one.below(other) for other in every))
+        highest: list[Limit] = []
+        for one in sorted(found.values(), key=lambda one: (-sum(one.held), one.chunk < 0)):
+            # what is at least this one holds more, so that it, or what it is below, came before
+            if not any(one.below(other) for other in highest):
+                highest.append(one)
+        binding = set(map(id, highest))
+        return tuple(one for one in found.values() if id(one) in binding)
 
 
 class Limit:

@@ -12,14 +12,13 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import resource
 import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
-from tests.fuzz.asking import ask, faults
+from tests.fuzz.asking import ask, faults, most_bytes
 from tests.fuzz.inputs import KINDS, case
 from tests.fuzz.invariants import CHECKS, check
 
@@ -38,7 +37,7 @@ def main() -> int:
             return _one(kind, given.seed, int(number), Path(folder))
         broken = _inputs(given.seconds / 2, given.seed, Path(folder))
         broken += _runs(given.seconds / 2, given.seed)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    peak = most_bytes() // 2**20
     print(f"peak memory of the process: {peak} MB")
     return 1 if broken else 0
 

@@ -6,8 +6,9 @@ import contextlib
 import io
 import json
 import math
-import resource
 import signal
+import sys
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -49,9 +50,28 @@ def _ring(signum: int, frame: Any) -> None:
     raise TooLongError
 
 
-def _used() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
+def most_bytes() -> int:
+    """The most memory that this process has had; 0 where the system does not say (Windows)."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most
+
+
+@contextlib.contextmanager
+def _alarm() -> Iterator[None]:
+    """Raise ``TooLongError`` inside after the time, where the system has such an alarm."""
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
+    signal.signal(signal.SIGPROF, _ring)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def ask(args: list[str]) -> Asked:
@@ -59,12 +79,9 @@ def ask(args: list[str]) -> Asked:
     from actcalc.cli.app import run
 
     asked = Asked(args)
-    out, began = io.StringIO(), _used()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    signal.signal(signal.SIGPROF, _ring)
-    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    out, began, before = io.StringIO(), time.process_time(), most_bytes()
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()), _alarm():
             asked.code = run(args)
     except SpecError as error:
         asked.code, asked.message, asked.hint = 2, str(error), error.hint
@@ -74,10 +91,8 @@ def ask(args: list[str]) -> Asked:
         raise
     except BaseException as error:
         asked.error = error
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-    asked.seconds = _used() - began
-    asked.grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    asked.seconds = time.process_time() - began
+    asked.grown = most_bytes() - before
     asked.out = out.getvalue()
     return asked
 

@@ -17,6 +17,7 @@ import pytest
 from tests.conftest import ROOT
 
 SECONDS, BYTES = 10.0, 500_000_000
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="measured by Linux's /proc")
 
 # A child's ru_maxrss has its parent's memory in it; what the program itself took is VmHWM.
 MEASURED = """

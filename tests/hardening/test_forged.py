@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -48,6 +49,8 @@ def test_files_of_every_format(ending, cli, tmp_path):
         ElementTree.fromstring(text)
     if ending in ("svg", "html"):
         assert "</svg><script>|" not in text
+        named = set(re.findall(r"https?://[^\s\"'<>)]+", text))
+        assert named <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
 
 
 def test_json_has_what_the_file_says(cli, tmp_path):

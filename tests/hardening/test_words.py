@@ -6,6 +6,9 @@ import json
 
 import pytest
 
+from tests.conftest import ROOT
+from tests.fuzz.asking import BROKEN, leaves
+
 GPT = {
     "num-layers": 2, "hidden-size": 64, "num-attention-heads": 4, "seq-length": 128,
     "micro-batch-size": 1, "vocab-size": 1000, "max-position-embeddings": 128, "bf16": True,
@@ -175,3 +178,57 @@ def test_a_measured_layer_has_no_negative_numbers(field, cli, tmp_path):
     }  # fmt: skip
     path.write_text(json.dumps({**layer, field: -10}))
     refused(cli("compare", path), "negative")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"layer_types": {}, "layer_types": {}}', '{"stack": [], "budget_bytes": 1, "stack": 2}'],
+)
+def test_a_planning_problem_names_each_key_once(text, cli, tmp_path):
+    path = tmp_path / "problem.json"
+    path.write_text(text)
+    refused(cli("plan", path), "is given twice")
+
+
+@pytest.mark.parametrize("value", [".inf", "0", "1.0e-320", ".nan", "-0.5", "true", "'much'"])
+def test_shares_of_a_peak_are_shares(value, cli, tmp_path):
+    path = tmp_path / "shares.yaml"
+    path.write_text(f"gemm: {value}\nsource: here\n")
+    refused(cli("gpt2", "--device", "a100-80gb", "--efficiency", path), "gemm")
+
+
+@pytest.mark.parametrize(
+    ("name", "megabytes", "args"),
+    [
+        *((f"run{ending}", size, ["memory", "FILE"]) for ending, size in
+          ((".yaml", 2), (".json", 5), (".sh", 2), (".toml", 2))),
+        ("problem.json", 5, ["plan", "FILE"]),
+        ("shares.yaml", 2, ["gpt2", "--device", "a100-80gb", "--efficiency", "FILE"]),
+        ("device.yaml", 2, ["gpt2", "--device", "FILE"]),
+        ("runs.yaml", 2, ["mfu", "gpt2", "--device", "a100-80gb", "--calibrate", "FILE"]),
+        ("train.log", 64, ["check", "gpt2", "--log", "FILE"]),
+    ],
+)  # fmt: skip
+def test_every_reader_states_its_limit(name, megabytes, args, cli, tmp_path):
+    """A file that is larger is refused with the limit that docs/security.md states."""
+    path = tmp_path / name
+    path.write_text("x" * (megabytes * 1_000_000 + 1))
+    found = cli(*(path if word == "FILE" else word for word in args))
+    refused(found, f"larger than {megabytes} MB")
+    assert f"{megabytes} MB |" in (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["gpt3-175b --tp 8 --sp --device a100-80gb", "breakdown gpt3-175b --tp 8 --sp --policy full",
+     "memory llama-3-8b --pp 4 --dp 8 --zero 3", "plan gpt3-175b --tp 8 --sp --memory 300GB",
+     "advise llama-3-8b --device a100-80gb",
+     "search gpt2 --gpus 4 --device a100-80gb --global-batch 8",
+     "sweep gpt2 --vary tp=1,2", "explain peak llama-3-8b"],
+)  # fmt: skip
+def test_bytes_are_whole_numbers(line, cli):
+    found = cli(*line.split(), "--json")
+    assert found.code in (0, 1), found.err
+    sizes = [(k, v) for k, v in leaves(json.loads(found.out)) if k.endswith("_bytes")]
+    assert sizes or line.startswith("explain")
+    assert not [each for each in sizes if isinstance(each[1], float) and each[0] not in BROKEN]

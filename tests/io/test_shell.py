@@ -11,6 +11,7 @@ from actcalc.errors import SpecError
 from actcalc.io.readers.shell.expand import MARK
 from actcalc.io.readers.shell.launch import launches
 from actcalc.io.readers.shell.script import Script, follow
+from tests.conftest import posix
 
 SAME = {
     "loop over words": 'for x in a "b c" $(seq 2); do ALL+=("$x"); done\nshow "${ALL[@]}"',
@@ -35,6 +36,7 @@ def shown(text: str) -> list[list[str]]:
     return [each.words[1:] for each in follow(text, "x.sh").commands if each.words[0] == "show"]
 
 
+@posix
 @pytest.mark.parametrize("name", SAME)
 def test_as_bash_does(name):
     """bash itself, given ``show`` as a function that prints its words, prints the same."""
