@@ -14,7 +14,7 @@ from copy import deepcopy
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import pytest
 import yaml
@@ -31,6 +31,7 @@ from actcalc.layers.megatron.core import CORE_KERNELS
 from actcalc.layers.pytorch import moe, rotary
 from actcalc.specs import Framework, Model, Moe, Workload
 from actcalc.specs.kinds import KINDS
+from actcalc.specs.tower import Tower
 from actcalc.specs.validate import build
 
 PROFILES = presets.names("frameworks")
@@ -135,7 +136,8 @@ def test_families_are_model_types_or_families_of_presets():
         presets.load("models", n).values["model"]["family"] for n in presets.names("models")
     }
     for name in PROFILES:
-        assert set(values(name).get("families", {})) <= {*known_types(), *families}
+        known = {*known_types(), *families, *get_args(get_type_hints(Tower)["family"])}
+        assert set(values(name).get("families", {})) <= known
 
 
 # --- the table and the layers ---------------------------------------------------------------------

@@ -135,6 +135,7 @@ def resolve(
     # Names are looked up before anything is checked: a typing error is mended first.
     profile = load_framework(framework or origin.framework or default_framework(origin, plan))
     known_device = _device(device, origin)
+    spec, left_out = _language_alone(spec, work, profile)
     check(spec, plan, work)
     check_profile(profile, plan, work)
     tuned = build(Training, trained, "training", vetted=vetted) if trained else Training()
@@ -155,11 +156,24 @@ def resolve(
             ),
             *refilled,
             *raised,
+            *left_out,
             *_idle_dropout(spec, work, step),
             *_foreign_policy(profile, asked),
         ),
         training=tuned,
         title=visible(origin.title),
+    )
+
+
+def _language_alone(
+    spec: Model, work: Workload, profile: Framework
+) -> tuple[Model, tuple[str, ...]]:
+    """The model without a vision tower that the profile does not know and no image needs."""
+    if spec.tower is None or work.image_tokens or profile.layers != "megatron":
+        return spec, ()
+    return spec.model_copy(update={"tower": None}), (
+        f"The vision tower of {spec.name} is left out: the {profile.name} profile models the "
+        "language model alone.",
     )
 
 

@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple, get_args
 from actcalc.errors import SpecError
 from actcalc.measure.fake_cuda import DEVICE, fake_cuda, imported, patched, require_torch
 from actcalc.measure.fused import fused_kernels
+from actcalc.measure.images import given, images_of, uncounted_images
+from actcalc.measure.masks import masks_of_ones, unpacked_batch
 from actcalc.measure.record import layer_stacks
 from actcalc.measure.results import Dtype, Measured
 from actcalc.measure.run import Step, facts_of, first_line, summarise, traced_step, without_data
@@ -251,18 +253,12 @@ def build_model(
 def prepare_config(config: Any) -> None:
     """Set what training code sets: no cache, and a first token for decoders that need one."""
     config.use_cache = False
+    if hasattr(config, "get_text_config"):
+        config.get_text_config().use_cache = False
     if getattr(config, "is_encoder_decoder", False):
         for name in ("pad_token_id", "decoder_start_token_id"):
             if getattr(config, name, None) is None:
                 setattr(config, name, 0)
-
-
-def _images(config: Any, count: int, *, dtype: Any, device: str) -> dict[str, Any]:
-    """Images as a vision-language model takes them, of the size its configuration states."""
-    torch = require_torch()
-    vision = config.vision_config
-    size, channels = vision.image_size, getattr(vision, "num_channels", 3)
-    return {"pixel_values": torch.randn(count, channels, size, size, device=device, dtype=dtype)}
 
 
 def example_batch(
@@ -276,6 +272,7 @@ def example_batch(
     device: str,
     images: int = 0,
     decoder_seq: int | None = None,
+    image_tokens: int = 0,
 ) -> dict[str, Any]:
     """Return a batch with labels, of the kind the model's ``forward`` takes.
 
@@ -308,9 +305,9 @@ def example_batch(
         mask[:, -1] = 0
         made["attention_mask"] = mask
     if images:
-        made |= _images(config, batch * images, dtype=dtype, device=device)
-        if config.model_type == "gemma3":
-            made["token_type_ids"] = torch.zeros(batch, seq, dtype=torch.int64, device=device)
+        made |= images_of(
+            config, images, image_tokens, batch=batch, seq=seq, dtype=dtype, device=device
+        )
     return made
 
 
@@ -335,6 +332,7 @@ def measure_transformers(
     name: str | None = None,
     images: int = 0,
     decoder_seq: int | None = None,
+    image_tokens: int = 0,
 ) -> Measured:
     """Measure what one training step of a transformers model keeps for backward.
 
@@ -356,6 +354,7 @@ def measure_transformers(
         images: images in each sequence of a vision-language model, which then runs whole; without
             any its language model runs alone.
         decoder_seq: tokens per sequence of an encoder-decoder's decoder, when not ``seq``.
+        image_tokens: tokens of one image, where the model takes images of any size.
 
     Raises:
         MissingExtraError: PyTorch or transformers is not installed.
@@ -370,6 +369,7 @@ def measure_transformers(
             padding_mask=padding_mask, checkpointing=checkpointing, flops=flops,
             keep_layer=keep_layer, name=name or config.model_type, images=images,
             decoder_seq=decoder_seq,
+            image_tokens=image_tokens,
         )  # fmt: skip
     return summarise(
         ran.step,
@@ -408,7 +408,14 @@ def _configured(
     config = built if cls or whole else text_part(built)
     if layers is not None:
         shorten(config, layers)
-    chosen = model_class(config, cls)
+    try:
+        chosen = model_class(config, cls)
+    except SpecError:
+        if config is built or cls:
+            raise
+        # The type's language model has no head of its own: the whole is built, and no image given.
+        config = built
+        chosen = model_class(config)
     prepare_config(config)
     if config is built:
         return config, chosen, ()
@@ -436,27 +443,28 @@ def _step_of(
     checkpointing: bool,
     images: int,
     decoder_seq: int | None,
+    image_tokens: int,
     **wanted: Any,
 ) -> _Ran:
     """Build the model and its batch on the fake device and trace one step of it."""
     parameter_dtype, autocast_dtype = torch_dtype(dtype)
     # A decoder's own mask is never given: that of an encoder-decoder's batch is the encoder's.
     own = getattr(config, "is_encoder_decoder", False)
-    masks = _masks_of_ones(causal=own or not padding_mask, bidirectional=not padding_mask)
-    with fake_cuda() as trace, _unpacked_batch(), masks, _uncounted_images():
+    masks = masks_of_ones(causal=own or not padding_mask, bidirectional=not padding_mask)
+    with fake_cuda() as trace, unpacked_batch(), masks, uncounted_images(chosen):
         model = build_model(
             config, chosen, dtype=parameter_dtype, attention=attention, checkpointing=checkpointing
         )
         inputs = example_batch(
             model, config, batch=batch, seq=seq, dtype=parameter_dtype, padding_mask=padding_mask,
-            device=DEVICE, images=images, decoder_seq=decoder_seq,
+            device=DEVICE, images=images, image_tokens=image_tokens, decoder_seq=decoder_seq,
         )  # fmt: skip
         with fused_kernels(chosen) as ran:
             step = traced_step(
                 model,
                 lambda: model(**inputs),
                 layers=[block for stack in layer_stacks(_language(model)) for block in stack],
-                inputs=list(inputs.values()),
+                inputs=given(inputs),
                 what=chosen.__name__,
                 autocast_dtype=autocast_dtype,
                 dtype=dtype,
@@ -477,61 +485,3 @@ def _quiet(transformers: Any) -> Iterator[None]:
             yield
     finally:
         transformers.logging.set_verbosity(verbosity)
-
-
-@contextlib.contextmanager
-def _uncounted_images() -> Iterator[None]:
-    """Let models believe that a sequence has as many image tokens as there are features.
-
-    They count them, which fake tensors cannot (``torch_compilable_check``, import_utils.py).
-    """
-    torch = require_torch()
-    name = "_check_tensor_all_with"
-    changes = [(torch, name, lambda *_, **__: None)] if hasattr(torch, name) else []
-    with patched(*changes):
-        yield
-
-
-@contextlib.contextmanager
-def _masks_of_ones(*, causal: bool, bidirectional: bool) -> Iterator[None]:
-    """Tell transformers that masks which models make of ones themselves hide nothing.
-
-    It reads them to find out, and drops such a mask (``_ignore_causal_mask_sdpa`` and
-    ``_ignore_bidirectional_mask_sdpa`` in ``masking_utils.py``); on fake tensors it cannot, and
-    keeps it.
-    """
-    try:
-        from transformers import masking_utils
-    except ImportError:
-        yield
-        return
-
-    def unread(skip: Any) -> Any:
-        return lambda _padding_mask, *args, **options: skip(None, *args, **options)
-
-    asked = (
-        ("_ignore_causal_mask_sdpa", causal),
-        ("_ignore_bidirectional_mask_sdpa", bidirectional),
-    )
-    names = [name for name, wanted in asked if wanted and hasattr(masking_utils, name)]
-    with patched(*((masking_utils, n, unread(getattr(masking_utils, n))) for n in names)):
-        yield
-
-
-@contextlib.contextmanager
-def _unpacked_batch() -> Iterator[None]:
-    """Tell transformers that no row of the batch packs several sequences.
-
-    It reads the positions to find out, cannot on fake tensors, and then assumes the worst: a
-    full mask, which takes flash attention away (``find_packed_sequence_indices`` in
-    ``masking_utils.py``). The batch made here is not packed.
-    """
-    try:
-        from transformers import masking_utils
-    except ImportError:
-        yield
-        return
-    name = "find_packed_sequence_indices"
-    changes = [(masking_utils, name, lambda *_, **__: None)] if hasattr(masking_utils, name) else []
-    with patched(*changes):
-        yield

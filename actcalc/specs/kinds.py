@@ -239,12 +239,20 @@ _PYTORCH: Mapping[str, Kind] = {
     ),
     "core_eager": Kind(
         "attention op by op",
-        {"eager": "scores, softmax, values (eager_attention_forward)", **_NONE},
+        {
+            "eager": "scores, softmax, values (eager_attention_forward)",
+            "packed": "the same for each image or window (modeling_qwen2_5_vl.py)",
+            **_NONE,
+        },
         needed=True,
     ),
     "core_sdpa": Kind(
         "scaled_dot_product_attention",
-        {"sdpa": "the kernel that ATen chooses (sdp_utils.cpp)", **_NONE},
+        {
+            "sdpa": "the kernel that ATen chooses (sdp_utils.cpp)",
+            "packed": "one call for each image or window (modeling_qwen2_5_vl.py)",
+            **_NONE,
+        },
         needed=True,
     ),
     "core_flash": Kind(

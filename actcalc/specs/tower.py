@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isqrt
 from typing import Literal
 
 from actcalc.errors import SpecError
@@ -11,9 +12,15 @@ from actcalc.specs.base import Count, Layers, Size, Spec
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Tower(Spec):
-    """A vision transformer whose patches become tokens of a language model (LLaVA, Gemma 3)."""
+    """A vision transformer whose patches become tokens of a language model."""
 
-    family: Literal["clip_vision_model", "siglip_vision_model"]
+    family: Literal[
+        "clip_vision_model",
+        "siglip_vision_model",
+        "qwen2_vl_vision",
+        "qwen2_5_vl_vision",
+        "qwen3_vl_vision",
+    ]
     """The hub's ``model_type`` of the tower."""
     layers: Layers
     """Its layers."""
@@ -25,15 +32,31 @@ class Tower(Spec):
     """Feed-forward width."""
     patches: Size
     """Input values of one patch (channels · patch²)."""
-    grid: Size
-    """Patches of one image."""
-    activation: Literal["quick_gelu", "gelu_tanh", "gelu"] = "quick_gelu"
+    grid: Count = 0
+    """Patches of one image; 0 means as many as become its tokens."""
+    activation: Literal["quick_gelu", "gelu_tanh", "gelu", "silu"] = "quick_gelu"
     """Feed-forward nonlinearity."""
+    gated: bool = False
+    """The feed-forward has a gate projection (Qwen2.5-VL)."""
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    """Kind of normalisation."""
+    positions: Count = 0
+    """Learned positions that are interpolated to an image's grid (Qwen3-VL); 0: the type's own."""
+    window: Count = 0
+    """Side in patches of the windows that layers attend in (Qwen2.5-VL); 0: none."""
+    whole_layers: tuple[int, ...] = ()
+    """Indices of the layers that attend to the whole image all the same."""
+    deep_layers: tuple[int, ...] = ()
+    """Indices of the layers whose output is merged too, for the language model's first layers
+    (Qwen3-VL's DeepStack)."""
     unread: Count = 0
     """Layers at its end that run but whose output nobody reads (LLaVA reads the last but one)."""
-    projector: Literal["mlp", "pooled"] = "mlp"
-    """Two products with an activation between them (LLaVA), or patches averaged, normed and
-    multiplied by one matrix (Gemma 3)."""
+    projector: Literal["mlp", "pooled", "merger"] = "mlp"
+    """Two products with an activation between them (LLaVA); patches averaged, normed and multiplied
+    by one matrix (Gemma 3); or squares of normed patches, side by side, through two products
+    (Qwen-VL)."""
+    merge: Size = 1
+    """Side in patches of the square that becomes one token (Qwen-VL: 2)."""
     tokens: Size
     """Tokens that one image takes in the sequence."""
 
@@ -49,9 +72,21 @@ class Tower(Spec):
         return self.projector == "pooled"
 
     @property
+    def packed(self) -> bool:
+        """Images of any size lie in one sequence, each attended to by itself (Qwen-VL)."""
+        return self.projector == "merger"
+
+    @property
     def sequence(self) -> int:
         """Positions of one image inside the tower."""
         return self.grid + self.class_token
+
+    def __post_init__(self) -> None:
+        for name in ("whole_layers", "deep_layers"):
+            self._set(**{name: tuple(getattr(self, name))})
+        if not self.grid:
+            self._set(grid=self.tokens * self.merge**2)
+        super().__post_init__()
 
     def _check(self) -> None:
         if self.hidden % self.heads:
@@ -68,6 +103,12 @@ class Tower(Spec):
                 f"tower.tokens {self.tokens} is not tower.grid {self.grid}, a token per patch",
                 "use projector pooled, or as many tokens as patches",
             )
+        if self.packed and (isqrt(self.tokens) ** 2 != self.tokens or self.grid % self.merge**2):
+            raise SpecError(
+                f"tower.tokens {self.tokens} are no square image", "give the square of a number"
+            )
+        if self.packed and self.tokens * self.merge**2 != self.grid:
+            self._set(grid=self.tokens * self.merge**2)
         if self.grid % self.tokens:
             raise SpecError(
                 f"tower.grid {self.grid} is not divisible by tower.tokens {self.tokens}",

@@ -172,8 +172,6 @@ WARNS = {
     "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": ("auto_map",),
     "nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-FP8": ("auto_map",),
     "nvidia--Nemotron-H-56B-Base-8K": ("auto_map",),
-    "Qwen--Qwen3.5-122B-A10B": ("text_config",),
-    "Qwen--Qwen3.5-35B-A3B": ("text_config",),
     "deepseek-ai--DeepSeek-V3": ("fp8", "auto_map"),
     "openai--gpt-oss-20b": ("mxfp4",),
     "openai--gpt-oss-120b": ("mxfp4",),

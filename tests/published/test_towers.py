@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 
 from actcalc.errors import SpecError
+from actcalc.io.hf import read_config
+from actcalc.io.runs import load_framework
 from actcalc.layers.adapters import adapted
 from actcalc.layers.core.context import whole
-from actcalc.layers.model import ModelGraph, parameters
+from actcalc.layers.model import ModelGraph, model_graph, parameters
+from actcalc.specs import Layout, Model, Workload
 from actcalc.specs.training import Training
+from actcalc.specs.validate import build
 from tests.published.test_transformers import graph_of, predicted
 
 DATA = Path(__file__).parent.parent / "data"
@@ -23,8 +27,13 @@ BY_NAME = {model["name"]: model for model in TRACED}
 
 def graph(model: dict[str, Any], case: dict[str, Any]) -> ModelGraph:
     run = {key: case[key] for key in ("seq", "precision", "attention")}
-    tokens = case["images"] * model["tokens_per_image"]
-    return graph_of(model["config"], micro_batch=case["batch"], image_tokens=tokens, **run)
+    each = model["tokens_per_image"]
+    spec = build(Model, read_config(model["config"]).fields, "model")
+    assert spec.tower is not None
+    if spec.tower.packed:
+        spec = spec.model_copy(update={"tower": spec.tower.model_copy(update={"tokens": each})})
+    workload = Workload(micro_batch=case["batch"], image_tokens=case["images"] * each, **run)
+    return model_graph(spec, Layout(), workload, load_framework("transformers"))
 
 
 @pytest.mark.parametrize(
@@ -91,6 +100,21 @@ def test_megatron_has_no_tower():
     config = BY_NAME["llava"]["config"]
     with pytest.raises(SpecError, match="does not model a vision tower"):
         graph_of(config, "megatron", seq=128, image_tokens=16)
+
+
+def test_megatron_leaves_a_tower_out_that_no_image_needs(cli):
+    done = cli("memory", "qwen2.5-vl-7b", "--framework", "megatron")
+    assert done.code == 0
+    assert "The vision tower of qwen2.5-vl-7b is left out" in " ".join(done.out.split())
+    assert "7.616 B parameters" in done.out
+
+
+def test_an_image_of_any_size_is_a_square_of_tokens(cli):
+    done = cli("memory", "qwen2.5-vl-7b", "--image-tokens", 1000)
+    assert done.code == 2
+    assert "--set tower.tokens=N" in done.err
+    words = ("memory", "qwen2.5-vl-7b", "--image-tokens", 1024, "--set", "tower.tokens=1024")
+    assert cli(*words).code == 0
 
 
 @pytest.mark.parametrize(

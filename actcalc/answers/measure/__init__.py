@@ -116,7 +116,12 @@ def measure_run(
     images = _images(run, real=real)
     step = measure_cuda(config, **options) if real else None
     measured = measure_transformers(
-        config, **options, keep_layer=keep_layer, name=run.model.name, images=images
+        config,
+        **options,
+        keep_layer=keep_layer,
+        name=run.model.name,
+        images=images,
+        image_tokens=run.model.tower.tokens if run.model.tower else 0,
     )
     if not images:
         run = replace(run, model=run.model.model_copy(update={"tower": None}))

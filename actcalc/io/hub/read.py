@@ -46,7 +46,8 @@ def read(config: Mapping[str, Any]) -> Reading:
     reading = Reading(family, model_type, values, outer, nested, warnings=warnings)
     _sizes(reading)
     _facts(reading)
-    if nested and not read_tower(reading, outer.text("model_type") or ""):
+    towered = read_tower(reading, outer.text("model_type") or "")
+    if nested and not towered:
         reading.warnings.append(
             f"only the language model ({values.path}) is read; other parts are left out"
         )

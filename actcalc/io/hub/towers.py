@@ -29,9 +29,93 @@ _KEYS = {
 }  # fmt: skip
 
 
+QWEN = {
+    "qwen2_vl": "qwen2_vl_vision",
+    "qwen2_5_vl": "qwen2_5_vl_vision",
+    "qwen3_vl": "qwen3_vl_vision",
+    "qwen3_vl_moe": "qwen3_vl_vision",
+    "qwen3_5": "qwen3_vl_vision",
+    "qwen3_5_moe": "qwen3_vl_vision",
+}
+"""Types with a tower that takes images of any size, and whose code it runs."""
+_QWEN_TOKENS = 256
+"""Tokens of an image where nothing says its size: a square of 16, of 448 or 512 pixels a side."""
+_QWEN_DEFAULTS: dict[str, dict[str, int]] = {
+    "qwen2_vl_vision": {"depth": 32, "embed_dim": 1280, "num_heads": 16, "patch_size": 14},
+    "qwen2_5_vl_vision": {
+        "depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "num_heads": 16,
+        "patch_size": 14, "window_size": 112,
+    },
+    "qwen3_vl_vision": {
+        "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16,
+        "patch_size": 16, "num_position_embeddings": 2304,
+    },
+}  # fmt: skip
+"""What the library takes for missing keys (configuration_qwen2_vl.py and its successors)."""
+
+
+def _read_qwen(reading: Reading, family: str) -> None:
+    """The tower of Qwen2-VL (whose ``hidden_size`` is the language model's), 2.5, 3 or 3.5."""
+    vision = reading.outer.section("vision_config")
+    usual = _QWEN_DEFAULTS[family]
+
+    def size(key: str) -> int:
+        return vision.size((key,)) or usual[key]
+
+    patch, merge = size("patch_size"), vision.size(("spatial_merge_size",)) or 2
+    frames = vision.size(("temporal_patch_size",)) or 2
+    channels = vision.size(("in_channels", "in_chans")) or 3
+    second = family == "qwen2_vl_vision"
+    hidden = size("embed_dim" if second else "hidden_size")
+    tower: dict[str, Any] = {
+        "family": family,
+        "layers": size("depth"),
+        "hidden": hidden,
+        "heads": size("num_heads"),
+        "ffn": hidden * (vision.size(("mlp_ratio",)) or 4) if second else size("intermediate_size"),
+        "patches": channels * frames * patch * patch,
+        "activation": _QWEN_ACTIVATIONS[family],
+        "projector": "merger",
+        "merge": merge,
+        "tokens": _QWEN_TOKENS,
+    }
+    named = vision.text("hidden_act")
+    if named is not None and ACTIVATIONS.get(named) != tower["activation"]:
+        raise vision.wrong("hidden_act", "not the described tower's", "leave it out")
+    if family == "qwen2_5_vl_vision":
+        whole = vision.indices("fullatt_block_indexes")
+        listed = whole if vision.has("fullatt_block_indexes") else {7, 15, 23, 31}
+        tower |= {
+            "gated": True,
+            "norm": "rmsnorm",
+            "window": size("window_size") // patch,
+            "whole_layers": tuple(sorted(i for i in listed if i < tower["layers"])),
+        }
+    if family == "qwen3_vl_vision":
+        deep = vision.indices("deepstack_visual_indexes")
+        if not vision.has("deepstack_visual_indexes") and reading.model_type.startswith("qwen3_vl"):
+            deep = frozenset((8, 16, 24))
+        tower |= {"positions": size("num_position_embeddings"), "deep_layers": tuple(sorted(deep))}
+    out = vision.size(("hidden_size" if second else "out_hidden_size",))
+    if out is not None and out != reading.fields["hidden"]:
+        raise vision.wrong(
+            "hidden_size" if second else "out_hidden_size",
+            f"not the language model's width {reading.fields['hidden']}", "make them equal",
+        )  # fmt: skip
+    reading.fields["tower"] = tower
+
+
+_QWEN_ACTIVATIONS = {
+    "qwen2_vl_vision": "quick_gelu", "qwen2_5_vl_vision": "silu", "qwen3_vl_vision": "gelu_tanh",
+}  # fmt: skip
+
+
 def read_tower(reading: Reading, outer_type: str) -> bool:
     """Set the tower's fields; False where the type's tower is not one that is described."""
     outer = reading.outer
+    if outer_type in QWEN and outer.has("vision_config"):
+        _read_qwen(reading, QWEN[outer_type])
+        return True
     vision = outer.section("vision_config")
     family = vision.text("model_type") or ("siglip_vision_model" if outer_type == "gemma3" else "")
     if outer_type not in WITH_TOWERS or family not in _SIZES:

@@ -134,6 +134,10 @@ class Context:
     decoder: bool = False
     """It describes the decoder of an encoder-decoder, whose sequences may have another length."""
 
+    narrow_stream: bool = False
+    """Its stream has the activations' type under autocast too: a product makes it, and nothing in
+    fp32 is added."""
+
     def of_decoder(self) -> Context:
         """The same run as its decoder sees it."""
         return Context(self.model, self.layout, self.workload, self.framework, decoder=True)
@@ -288,6 +292,8 @@ class Context:
     @property
     def stream(self) -> DType:
         """Element type of what one layer hands to the next."""
+        if self.narrow_stream:
+            return self.act
         return DType.FP32 if self.model.fp32_stream else self.residual
 
     @property

@@ -20,6 +20,7 @@ from actcalc.layers.pytorch.heads import (
     merged,
     repeated,
 )
+from actcalc.layers.pytorch.packed import packed
 from actcalc.layers.pytorch.ring import ring
 from actcalc.layers.pytorch.scores import (
     Core,
@@ -85,6 +86,8 @@ def attend(g: GraphBuilder, ctx: Context, x: Core) -> str:
             f"models ({ctx.model.name})",
             "use --attention " + ("eager" if asked == "sdpa" else "sdpa"),
         )
+    if ctx.kernel(f"core_{asked}") == "packed":
+        return packed(g, ctx, x)
     if asked == "eager":
         return eager(g, ctx, x)
     if asked == "flash":

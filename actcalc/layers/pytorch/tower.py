@@ -14,12 +14,13 @@ from dataclasses import replace
 from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import ONE, Expr, Operand, product, symbol
 from actcalc.layers.core.context import Context, sizes_of
-from actcalc.layers.core.graph import DType, Graph, GraphBuilder, Op, Weight
+from actcalc.layers.core.graph import DType, Graph, GraphBuilder, Op, Tensor, Weight
 from actcalc.layers.core.norm import norm
 from actcalc.layers.core.resize import op_at, shape_at
 from actcalc.layers.pytorch.layer import layer_graph
 from actcalc.layers.pytorch.linear import linear
 from actcalc.specs import Model, Tower
+from actcalc.specs.model import LayerWord
 
 GROUP = "tower"
 PROJECTOR = "projector"
@@ -32,17 +33,25 @@ def images_of(ctx: Context, tower: Tower) -> int:
         raise SpecError(
             f"image_tokens {tokens} of a sequence of {ctx.workload.seq} are no whole images of "
             f"{tower.tokens} tokens ({ctx.model.name})",
-            f"use a multiple of {tower.tokens}, at most seq",
+            f"use a multiple of {tower.tokens}, at most seq"
+            + (", or --set tower.tokens=N, the square of a number" if tower.packed else ""),
         )
     return tokens // tower.tokens
 
 
 def tower_model(tower: Tower) -> Model:
     """The tower as a model: a pre-norm vision transformer without a head."""
+    windowed = bool(tower.window) and tower.layers != len(tower.whole_layers)
+    kinds: tuple[LayerWord, ...] = tuple(
+        "full" if index in tower.whole_layers else "sliding" for index in range(tower.layers)
+    )
     return Model(
         name="vision tower", family=tower.family, layers=tower.layers, hidden=tower.hidden,
         heads=tower.heads, ffn=tower.ffn, patches=tower.patches, max_positions=tower.sequence,
         activation=tower.activation, causal=False, tied=False, head="none",
+        norm=tower.norm, gated=tower.gated, packed_qkv=tower.packed,
+        position="rotary" if tower.packed else "learned",
+        window=tower.window**2, attention_pattern=kinds if windowed else (),
     )  # fmt: skip
 
 
@@ -57,16 +66,29 @@ def with_images(g: GraphBuilder, ctx: Context, tower: Tower, embedded: str) -> s
     stream = copy.patches(tower)
     if tower.class_token:
         stream = copy.norm("pre_norm", stream)
-    graph = layer_graph(inner, inner.model.kind(0))
+    if tower.window:
+        stream = copy.reordered(tower, stream, "by_window")
+    graphs = {kind: layer_graph(inner, kind) for kind, _ in inner.model.runs()}
     for index in range(tower.layers):
         read = index < tower.layers - tower.unread
+        graph = graphs[inner.model.kind(index)]
         out = copy.layer(graph, f"tower{index}_", stream, read=read)
         stream = out if read else stream
+        if index in tower.deep_layers:
+            merged(copy, tower, stream, f"deep{index}_", shuffled=True)
+    if tower.packed:
+        features = merged(copy, tower, stream, "")
+        if tower.window:
+            features = copy.reordered(tower, features, "by_image")
+        return _placed(g, ctx, embedded, features) if images else embedded
     # LLaVA reads a layer's output, before the last norm.
     stream = copy.norm("post_norm", stream, read=tower.projector == "pooled")
     features = _project(copy, tower, stream)
-    if not images:
-        return embedded
+    return _placed(g, ctx, embedded, features) if images else embedded
+
+
+def _placed(g: GraphBuilder, ctx: Context, embedded: str, features: str) -> str:
+    """Append the placing of an image's tokens, which keeps where they go."""
     out = g.tensor("with_images", g.shape(embedded), ctx.residual)
     mask = g.tensor("image_mask", (ctx.b, ctx.s, ONE), DType.BOOL)
     g.op("place_images", "copy", "embedding", [embedded, features], [out, mask], saves=[mask])
@@ -83,7 +105,9 @@ def _inside(ctx: Context, tower: Tower, images: int) -> Context:
             "image_tokens": 0,
         }
     )
-    return Context(tower_model(tower), ctx.layout, workload, ctx.framework)
+    return Context(
+        tower_model(tower), ctx.layout, workload, ctx.framework, narrow_stream=tower.packed
+    )
 
 
 class _Copy:
@@ -93,6 +117,7 @@ class _Copy:
         self, g: GraphBuilder, ctx: Context, inner: Context, images: int, *, runs: bool
     ) -> None:
         self.g, self.ctx, self.inner, self.runs = g, ctx, inner, runs
+        self.shared: set[str] = set()
         sizes = sizes_of(inner.model, inner.layout, inner.workload)
         self.values: Mapping[str, Operand] = {**sizes, "b": symbol("b") * images, "t": ONE}
 
@@ -106,13 +131,16 @@ class _Copy:
         rows = self.shape((inner.b, ONE * tower.grid))
         pixels = self.g.tensor("pixels", (*rows, ONE * tower.patches), inner.residual)
         whole = self.shape((inner.b, inner.s, inner.h))
-        out = self.g.tensor("tower_embedded", whole, inner.residual)
-        weights = [
-            Weight("patch_embedding.weight", (hidden, ONE * tower.patches)),
-            Weight("position_embedding", (ONE * tower.sequence, hidden)),
-            Weight("class_token" if tower.class_token else "patch_embedding.bias", (hidden,)),
-        ]
-        kept = []
+        out = self.g.tensor("tower_embedded", whole, inner.stream)
+        weights = [Weight("patch_embedding.weight", (hidden, ONE * tower.patches))]
+        kept: list[str] = []
+        if tower.packed:
+            weights += self._interpolated(tower, rows, kept)
+        else:
+            weights += [
+                Weight("position_embedding", (ONE * tower.sequence, hidden)),
+                Weight("class_token" if tower.class_token else "patch_embedding.bias", (hidden,)),
+            ]
         if inner.autocast:
             kept.append(self.g.tensor("pixels_cast", self.g.shape(pixels), inner.act))
             shape = (hidden, ONE * tower.patches)
@@ -125,11 +153,26 @@ class _Copy:
         )  # fmt: skip
         return out
 
+    def _interpolated(self, tower: Tower, rows: tuple[Expr, ...], kept: list[str]) -> list[Weight]:
+        """A table of positions read at four entries for each patch, which are kept with their
+        weights (Qwen3VLVisionModel); none without a table."""
+        if not tower.positions:
+            return []
+        hidden = ONE * tower.hidden
+        kept += [
+            self.g.tensor("position_ids", (*rows, ONE * 4), DType.INT64),
+            self.g.tensor("position_weights", (*rows, ONE * 4), DType.FP32),
+        ]
+        return [
+            Weight("patch_embedding.bias", (hidden,)),
+            Weight("position_embedding", (ONE * tower.positions, hidden)),
+        ]
+
     def norm(self, name: str, stream: str, *, read: bool = True) -> str:
         """Append a norm of the tower outside its layers."""
         builder = GraphBuilder(name)
         inner = self.inner
-        source = builder.tensor("input", (inner.b, inner.s, inner.h), inner.residual)
+        source = builder.tensor("input", (inner.b, inner.s, inner.h), inner.stream)
         out = norm(builder, inner, name, source, group=GROUP, modules=())
         made = self.layer(builder.build(source, out), "tower_", stream, read=read)
         return made if read else stream
@@ -138,7 +181,9 @@ class _Copy:
         """Append a graph of the tower that reads ``stream``; return its output."""
         names = {graph.input: stream}
         for name, tensor in graph.tensors.items():
-            if name != graph.input:
+            if name in graph.shared:
+                names[name] = self._once(tensor)
+            elif name != graph.input:
                 names[name] = self.g.tensor(
                     f"{prefix}{name}", self.shape(tensor.shape), tensor.dtype
                 )
@@ -156,6 +201,25 @@ class _Copy:
                 read=read,
             )  # fmt: skip
         return names[graph.output]
+
+    def reordered(self, tower: Tower, stream: str, name: str) -> str:
+        """Append a new order of an image's squares of patches, which keeps its index
+        (Qwen2_5_VisionTransformerPretrainedModel)."""
+        out = self.g.tensor(f"tower_{name}", self.g.shape(stream), self.g.dtype(stream))
+        shape = self.shape((self.inner.b, ONE * tower.tokens))
+        index = self.g.tensor(f"tower_{name}_index", shape, DType.INT64)
+        op = Op(f"tower_{name}", "copy", GROUP, (stream,), (out, index), (index,))
+        self._append(op, read=True)
+        return out
+
+    def _once(self, tensor: Tensor) -> str:
+        """What all layers share (tables of sines): made before the first of them."""
+        name = f"tower_{tensor.name}"
+        if name not in self.shared:
+            self.shared.add(name)
+            self.g.tensor(name, self.shape(tensor.shape), tensor.dtype)
+            self._append(Op(name, "rotary", GROUP, (), (name,)), read=True)
+        return name
 
     def _append(self, op: Op, *, read: bool) -> None:
         """Add an op; without images, or read by nobody, it keeps nothing and gets no gradient."""
@@ -175,6 +239,36 @@ def still(op: Op) -> Op:
         backward_scratch=Expr.of(0),
         weights=tuple(replace(weight, frozen=True) for weight in op.weights),
     )
+
+
+def merged(copy: _Copy, tower: Tower, stream: str, prefix: str, *, shuffled: bool = False) -> str:
+    """Append Qwen-VL's merger of squares of patches; return their tokens.
+
+    The norm is of patches, or (``shuffled``) of whole squares (Qwen3VLVisionPatchMerger).
+    """
+    g, ctx, inner = copy.g, copy.ctx, copy.inner
+    before = len(g.ops)
+    area = tower.merge**2
+    width = ONE * (tower.hidden * area)
+    rows = copy.shape((inner.b, inner.s / area))
+    builder = GraphBuilder("merger")
+    source = builder.tensor("input", (inner.b, inner.s, inner.h), inner.stream)
+    shape = (inner.b, inner.s / area, inner.h * area) if shuffled else None
+    out = norm(builder, inner, "norm", source, shape=shape, group=GROUP, modules=())
+    normed = copy.layer(builder.build(source, out), f"{prefix}merger_", stream, read=True)
+    wide = linear(
+        g, ctx, f"{prefix}merger_in", PROJECTOR, normed, inside=width, outside=width, bias=True,
+        rows=rows,
+    )  # fmt: skip
+    active = g.tensor(f"{prefix}merger_active", (*rows, width), g.dtype(wide))
+    g.op(f"{prefix}merger_activation", "activation", PROJECTOR, [wide], [active], saves=[wide])
+    features = linear(
+        g, ctx, f"{prefix}merger_out", PROJECTOR, active, inside=width, outside=ctx.h, bias=True,
+        rows=rows,
+    )  # fmt: skip
+    if not copy.runs:
+        g.ops[before:] = [still(replace(op, flops=Expr.of(0))) for op in g.ops[before:]]
+    return features
 
 
 def _project(copy: _Copy, tower: Tower, stream: str) -> str:
