@@ -155,7 +155,7 @@ def all_rows(found: Found, rows: Indices) -> Iterator[tuple[Any, ...]]:
         strict=True,
     )
     lanes = table.lane.tolist()
-    cuts, dps, zeros = found.cut[rows].tolist(), table.dp.tolist(), table.zero.tolist()
+    cuts, dps, zeros = found.rows.cut[rows].tolist(), table.dp.tolist(), table.zero.tolist()
     for index, (lane, cut, dp, zero, figure) in enumerate(
         zip(lanes, cuts, dps, zeros, figures, strict=True)
     ):

@@ -7,7 +7,7 @@ a run: the stages before it once, and the last one's whole work. Tests hold both
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from actcalc.run.schedule.shape import Shape, shape_of
 from actcalc.specs.schedules import SCHEDULES
 
 Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
 
 
 class Durations(NamedTuple):
@@ -43,27 +44,49 @@ Table = Sequence[Sequence[Durations]]
 def makespans(
     schedule: str,
     pp: int,
-    microbatches: int,
+    microbatches: Counts,
     vpp: int,
     chunks: Table,
+    which: Counts,
     *,
     group: int | None = None,
 ) -> Floats:
-    """Seconds of one step of every run: ``makespan`` over arrays."""
-    shape = shape_of(schedule, pp, microbatches, vpp, group)
-    known = np.zeros(len(chunks[0][0].forward), bool)
-    result = np.zeros(len(known))
-    if not SCHEDULES[schedule].splits_backward:
-        found = _last_is_slowest(shape, chunks)
-        if found is not None:
-            known, result = found
-    if not known.all():
-        rest = ~known
-        result[rest] = _by_events(shape, _stacked(shape, chunks, rest))
+    """Seconds of one step of every run: ``makespan`` over arrays.
+
+    A run has so many ``microbatches``, and the durations at ``which`` place of ``chunks``: several
+    runs may have the same.
+    """
+    shapes = {count: shape_of(schedule, pp, count, vpp, group) for count in _values(microbatches)}
+    known, result = np.zeros(len(which), bool), np.zeros(len(which))
+    line = None if SCHEDULES[schedule].splits_backward else _last_is_slowest(shapes, chunks)
+    if line is not None:
+        known = line.known[which] & np.isin(microbatches, line.counts)
+        result = line.start[which] + microbatches * line.each[which]
+    rest = np.flatnonzero(~known)
+    if len(rest):
+        result[rest] = _by_events(shapes, microbatches[rest], chunks, which[rest])
     return result
 
 
-def _last_is_slowest(shape: Shape, chunks: Table) -> tuple[NDArray[np.bool_], Floats] | None:
+def _values(numbers: Counts) -> list[int]:
+    """The different numbers, ascending (asked so, NumPy loads nothing for masked arrays)."""
+    found: list[int] = np.unique(numbers, return_counts=True)[0].tolist()
+    return found
+
+
+class _Line(NamedTuple):
+    """Times that are known without a run: linear in the micro-batches."""
+
+    known: NDArray[np.bool_]
+    """For which durations they are."""
+    start: Floats
+    each: Floats
+    """Seconds of one more micro-batch."""
+    counts: Sequence[int]
+    """For which numbers of micro-batches."""
+
+
+def _last_is_slowest(shapes: Mapping[int, Shape], chunks: Table) -> _Line | None:
     """Which runs wait for their last stage alone, and their times; None where none can be told.
 
     Under 1F1B every path through the order gains at most one forward and one backward of one stage
@@ -72,15 +95,16 @@ def _last_is_slowest(shape: Shape, chunks: Table) -> tuple[NDArray[np.bool_], Fl
     have beside their layers, a path meets the first chunk's for one group, and the last chunk's for
     every micro-batch, as long as the last chunk's is not less.
     """
-    count, pp = shape.microbatches, shape.pp
+    shape = next(iter(shapes.values()))
     if shape.schedule == "1f1b":
         stages = [stage[0] for stage in chunks]
         each = {id(stage): stage.total for stage in stages}
         longest = each[id(stages[-1])]
         slowest = np.all([longest >= other for other in each.values()], axis=0)
         total = sum((each[id(stage)] for stage in stages), np.zeros(len(longest)))
-        return slowest, total + (count - 1) * longest
-    if shape.schedule != "interleaved" or shape.group != pp or count % pp:
+        return _Line(slowest, total - longest, longest, tuple(shapes))
+    pp = shape.pp
+    if shape.schedule != "interleaved" or shape.group != pp:
         return None
     flat = [chunk for stage in chunks for chunk in stage]
     first, last = chunks[0][0], chunks[-1][-1]
@@ -92,11 +116,12 @@ def _last_is_slowest(shape: Shape, chunks: Table) -> tuple[NDArray[np.bool_], Fl
     most = [getattr(last, way) - getattr(plain, way) for way in ("forward", "backward")]
     known = np.all([extra >= 0 for extra in (*more, *most)], axis=0)
     known &= sum(most) >= sum(more)
-    rounds = count * shape.chunks + pp - 1
-    return known, rounds * plain.total + pp * sum(more) + count * sum(most)
+    start = (pp - 1) * plain.total + pp * sum(more)
+    whole = tuple(count for count in shapes if count % pp == 0)
+    return _Line(known, start, shape.chunks * plain.total + sum(most), whole)
 
 
-def _stacked(shape: Shape, chunks: Table, chosen: NDArray[np.bool_]) -> Floats:
+def _stacked(shape: Shape, chunks: Table, chosen: Counts) -> Floats:
     """Seconds by [stage, chunk, kind of work, run]."""
     rows = [
         [
@@ -109,34 +134,60 @@ def _stacked(shape: Shape, chunks: Table, chosen: NDArray[np.bool_]) -> Floats:
     return np.array(rows, float).reshape(shape.pp, shape.chunks, 4, -1)
 
 
-def _by_events(shape: Shape, durations: Floats) -> Floats:
-    if shape.row.phased:
-        one = _last(finish_times(shape.resized(1), durations, 0.0))
-        two = _last(finish_times(shape.resized(2), durations, 0.0))
-        return one + (shape.microbatches - 1) * (two - one)
-    result = np.zeros(durations.shape[-1])
-    open_ = np.arange(len(result))
-    limit = first_length(shape)
-    directions = shape.microbatches // shape.lane
+def _by_events(shapes: Mapping[int, Shape], counts: Counts, chunks: Table, which: Counts) -> Floats:
+    """Runs of their schedule: what different numbers of micro-batches begin with is run once."""
+    result = np.zeros(len(which))
+    some = next(iter(shapes.values()))
+    if some.row.phased:
+        durations, own = _distinct(some, chunks, which)
+        one, two = (_last(finish_times(some.resized(n), durations, 0.0)) for n in (1, 2))
+        phased: Floats = one[own] + (counts - 1) * (two - one)[own]
+        return phased
+    open_ = np.arange(len(which))
+    factor = 1
     while len(open_):
-        short = shape.shortened(limit)
-        now = durations[..., open_]
-        finish = finish_times(short, now, 0.0)
-        if short == shape:
-            result[open_] = _last(finish)
-            break
-        periods, shifts = _steady(short, finish)
-        for period in np.unique(periods[periods > 0]).tolist():
-            own = periods == period
-            missing = shape.lane - short.lane
-            ended, extra = finish[..., own], missing % period
-            if extra:
-                longer = short.resized(directions * (short.lane + extra))
-                ended = finish_times(longer, now[..., own], 0.0)
-            result[open_[own]] = _last(ended) + missing // period * shifts[own]
-        open_ = open_[periods == 0]
-        limit *= 2
+        left = []
+        alike: dict[Shape, list[int]] = {}
+        for count in _values(counts[open_]):
+            short = shapes[count].shortened(factor * first_length(shapes[count]))
+            alike.setdefault(short, []).append(count)
+        for short, every in alike.items():
+            here = open_[np.isin(counts[open_], every)]
+            result[here], settled = _extended(short, counts[here], chunks, which[here])
+            left.append(here[~settled])
+        open_ = np.concatenate(left)
+        factor *= 2
     return result
+
+
+def _extended(
+    short: Shape, counts: Counts, chunks: Table, which: Counts
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """Times of runs that begin like ``short``, and for which of them it tells them."""
+    directions = short.microbatches // short.lane
+    durations, own = _distinct(short, chunks, which)
+    finish = finish_times(short, durations, 0.0)
+    missing = counts // directions - short.lane
+    result = _last(finish)[own]
+    if not missing.any():
+        return result, np.ones(len(own), bool)
+    periods, shifts = _steady(short, finish)
+    period = periods[own]
+    settled = (missing == 0) | (period > 0)
+    extra = np.where(period > 0, missing % np.maximum(period, 1), 0)
+    for more in _values(extra[extra > 0]):
+        here = np.flatnonzero(extra == more)
+        longer = short.resized(directions * (short.lane + more))
+        again, place = _distinct(longer, chunks, which[here])
+        result[here] = _last(finish_times(longer, again, 0.0))[place]
+    result += np.where(period > 0, missing // np.maximum(period, 1), 0) * shifts[own]
+    return result, settled
+
+
+def _distinct(shape: Shape, chunks: Table, which: Counts) -> tuple[Floats, Counts]:
+    """The different durations of some runs, and the place of each run's."""
+    different, own, _ = np.unique(which, return_inverse=True, return_counts=True)
+    return _stacked(shape, chunks, different), own
 
 
 def _last(finish: Floats) -> Floats:

@@ -237,8 +237,10 @@ def _unhidden(roofline: Roofline, first: Graph) -> LayerTime:
     return LayerTime(gather, 0.0, scatter, 0.0)
 
 
-def handover(model: ModelGraph, rates: Rates) -> float:
+def handover(model: ModelGraph, rates: Rates, stride: int | None = None) -> float:
     """Seconds of handing one micro-batch's activations to the next stage.
+
+    That is ``stride`` devices away: tp · cp · dp, unless given.
 
     Tensor-parallel ranks send a part each: what sequence parallelism split, or, without it, a
     slice that the receiver gathers inside its node (Narayanan et al. 2021, section 4.1).
@@ -249,8 +251,8 @@ def handover(model: ModelGraph, rates: Rates) -> float:
     graph = model.runs[0].graph
     size = real(model.tensor_bytes[graph][graph.input])
     part = size if layout.sp else size / layout.tp
-    stride = layout.tp * layout.cp * layout.dp
-    seconds = send_seconds(part, stride, rates)
+    away = layout.tp * layout.cp * layout.dp if stride is None else stride
+    seconds = send_seconds(part, away, rates)
     if not layout.sp:
         seconds += collective_seconds(Collective.ALL_GATHER, size, layout.tp, 1, rates)
     return seconds

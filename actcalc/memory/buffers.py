@@ -6,13 +6,14 @@ Each is one named line with what it is for. Sizes that a library fixes are data
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from itertools import accumulate, chain, pairwise
 from math import prod
 from typing import NamedTuple
 
 from actcalc.layers.core.algebra import ONE, symbol
-from actcalc.layers.core.either import exact
+from actcalc.layers.core.either import each, exact, single
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.parts import Part
 from actcalc.memory.states import States, replicas
@@ -62,7 +63,7 @@ def buffers(
     (:mod:`actcalc.memory.around`).
     """
     found = [
-        *workspaces(model, training, device, parts),
+        *workspaces(model, training, device, {shape for part in parts for shape in part.shapes}),
         *passing(model, training, head=head),
         *data_parallel(model, training, rules, parts, held, gathers=gathers),
         *of_inputs(model),
@@ -87,7 +88,7 @@ def of_inputs(model: ModelGraph) -> list[Buffer]:
 
 
 def workspaces(
-    model: ModelGraph, training: Training, device: Device | None, parts: Sequence[Part]
+    model: ModelGraph, training: Training, device: Device | None, shapes: Iterable[tuple[int, ...]]
 ) -> list[Buffer]:
     """Workspaces of cuBLAS, held by PyTorch and by Transformer Engine.
 
@@ -119,7 +120,7 @@ def workspaces(
         Buffer("GEMM workspace", engine * streams, True, True, "Transformer Engine's"),
         Buffer(
             "placeholder gradients",
-            _placeholders(model, training, parts),
+            _placeholders(model, training, list(shapes)),
             True,
             True,
             "one per shape of weight, where gradients are added inside the product",
@@ -127,7 +128,7 @@ def workspaces(
     ]
 
 
-def _placeholders(model: ModelGraph, training: Training, parts: Sequence[Part]) -> int:
+def _placeholders(model: ModelGraph, training: Training, shapes: Sequence[tuple[int, ...]]) -> int:
     """Gradients handed to autograd in place of those already added to the accumulated ones.
 
     Transformer Engine keeps one tensor for every shape and type of weight (module/_common.py
@@ -137,8 +138,13 @@ def _placeholders(model: ModelGraph, training: Training, parts: Sequence[Part]) 
     """
     if not model.context.framework.main_gradients or not training.gradient_fusion:
         return 0
-    shapes = {shape for part in parts for shape in part.shapes}
-    return sum(prod(shape) for shape in shapes) * model.context.act.itemsize
+    ends = list(accumulate(map(len, shapes), initial=0))
+
+    def elements(*sides: int) -> int:
+        return sum(map(prod, {sides[start:end] for start, end in pairwise(ends)}))
+
+    found: int = each(elements, *chain(*shapes)) * model.context.act.itemsize
+    return found
 
 
 def _gather(model: ModelGraph, *, head: bool) -> list[Buffer]:
@@ -321,18 +327,23 @@ _BUFFERED = {"complex_buffer": 4, "half_layer": 8}
 """Bytes of a rotary table that is a buffer, of each position and dimension."""
 
 
+def _process_groups(count: int) -> str:
+    if not single(count):
+        return "NCCL"  # of many runs
+    return "NCCL, 1 process group" if count == 1 else f"NCCL, {count} process groups"
+
+
 def outside(model: ModelGraph, device: Device) -> list[Buffer]:
     """What the driver and libraries take beside the framework's allocator."""
     sizes = overheads()
     context = device.context_bytes or (sizes["context"] if device.compute_capability else 0)
     layout = model.context.layout
-    groups = sum(
-        1 for degree in (layout.tp, layout.pp, layout.cp, layout.dp, layout.ep) if degree > 1
-    )
+    degrees = (layout.tp, layout.pp, layout.cp, layout.dp, layout.ep)
+    groups = sum(1 * (degree > 1) for degree in degrees)
     return [
         Buffer("device context", context, True, False, "CUDA context and loaded kernels"),
         Buffer(
             "communicators", groups * sizes["communicator"], True, False,
-            "NCCL, 1 process group" if groups == 1 else f"NCCL, {groups} process groups",
+            _process_groups(groups),
         ),
     ]  # fmt: skip

@@ -191,14 +191,15 @@ class Timeline:
         """Shapes of the weights of matrix products in one graph, on one rank (cached)."""
         key = id(graph)
         if key not in self._shapes:
-            self._shapes[key] = frozenset(
-                tuple(int(dim.value(self.model.sizes)) for dim in weight.shape)
-                for op in graph.ops
-                if op.kind == "linear"
-                for weight in op.weights
-                if len(weight.shape) > 1 and not weight.frozen and not weight.added
-            )
+            self._shapes[key] = frozenset(self.weight_shapes(graph))
         return self._shapes[key]
+
+    def weight_shapes(self, graph: Graph) -> Iterator[tuple[int, ...]]:
+        """The same of every weight: of one run, or of many."""
+        for op in graph.ops:
+            for weight in op.weights if op.kind == "linear" else ():
+                if len(weight.shape) > 1 and not weight.frozen and not weight.added:
+                    yield tuple(exact(dim.value(self.model.sizes)) for dim in weight.shape)
 
     def working(self, graph: Graph, layer: int, chunk: range, way: Offloading = "stays") -> Working:
         """Working set of one layer under its policy (cached)."""
@@ -432,10 +433,6 @@ class Timeline:
             casts=sum(self._casts(self.stages.outcome(graph)) for graph in graphs),
             shapes=frozenset().union(*(self.shapes(graph) for graph in graphs)),
         )
-
-    def alone(self, layer: int) -> Part:
-        """One layer as the first of a chunk."""
-        return self._layer(layer, 1, range(layer, layer + 1), "stays")
 
     def alive_alone(self, layer: int) -> Alive:
         """Bytes of one layer as the first of a chunk, of one run or of many."""

@@ -107,7 +107,7 @@ def _highest(moments: Iterable[Instant]) -> tuple[int, str]:
     """The most alive at any moment, and where: at the first of equals, of one run's numbers."""
     best, where = 0, ""
     for moment in moments:
-        if not single(moment.total):
+        if not (single(moment.total) and single(best)):
             best = most(best, moment.total)
         elif moment.total > best:
             best, where = moment.total, moment.at

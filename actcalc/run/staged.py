@@ -7,6 +7,7 @@ cuts a model into chunks, counts micro-batches or parses a policy's name.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -77,6 +78,16 @@ class StagedRun:
     def changed(self, **parts: Any) -> StagedRun:
         """The run with other specs (``layout=...``, ``training=...``), laid out anew."""
         return StagedRun(replace(self.run, **parts))
+
+    def at(self, sizes: Mapping[str, Any]) -> StagedRun:
+        """The run with its graphs evaluated at other sizes, or at arrays of many runs' sizes.
+
+        It is for what a layer needs: places, micro-batches and FLOPs stay those of this run.
+        """
+        found = copy(self)
+        found.graph = replace(self.graph, sizes=sizes)
+        found._stages = {}
+        return found
 
     # --- micro-batches ----------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ def different(found: Found, order: Indices) -> Indices:
         return order
     degrees = np.array([[one.split.tp, one.split.cp, one.split.ep] for one in found.lanes])
     stages = np.array([cut.pp for cut in found.cuts])
-    rows = np.column_stack([degrees[found.rows.lane[order]], stages[found.cut[order]]])
+    rows = np.column_stack([degrees[found.rows.lane[order]], stages[found.rows.cut[order]]])
     _, first = np.unique(rows, axis=0, return_index=True)
     chosen: Indices = order[np.sort(first)]
     return chosen

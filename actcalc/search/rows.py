@@ -1,8 +1,14 @@
-"""Rows of one cut (split, micro-batch, policy, ZeRO stage) as arrays: their bytes and seconds."""
+"""The rows of one cut as arrays: batches by ZeRO stages by policies, their bytes and seconds.
+
+What a chunk needs depends on its lane and policy alone, what a stage holds meanwhile also on how
+many micro-batches there are, states on the layout: each is worked out once for what it depends on,
+and rows are put together from them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,44 +16,41 @@ from numpy.typing import NDArray
 
 from actcalc.cost.makespans import Durations, makespans
 from actcalc.cost.roofline import NOTHING, LayerTime
-from actcalc.cost.step import Reduction, hides_messages, reduction
+from actcalc.cost.step import Reduction, hides_messages
 from actcalc.layers.core.algebra import most
 from actcalc.memory.parts import EMBEDDING, HEAD, PREDICTION
 from actcalc.run.schedule.held import fullest, steady_length
+from actcalc.search.batches import Batches
 from actcalc.search.choices import NO_POLICY
-from actcalc.search.lanes import SECONDS, Floats, Ints, Lanes
+from actcalc.search.family import SECONDS, Floats, Ints
+from actcalc.search.lanes import Lanes
+from actcalc.search.layouts import Layouts
 from actcalc.search.space import Cut
-from actcalc.search.stages import Chunk, Held, Stage, fullest_of, held, needs, parameters_of
+from actcalc.search.stages import Chunk, Stage, fullest_of
 
-_MOST_REPLICAS = 1 << 24
-
-Bools = NDArray[np.bool_]
 Numbers = Ints | int
+_BLOCK_ROWS = 1 << 18
+"""Rows that are evaluated at a time, which bounds memory."""
 
 
-class Rows(NamedTuple):
-    """Layouts of one cut, one entry each."""
+class Tried(NamedTuple):
+    """The policies of a cut's rows, and for how many first layers of a chunk each is (0: all)."""
 
-    lane: Ints
-    """Split and micro-batch."""
     policy: Ints
     block: Ints
-    """The policy is for the first so many layers of a chunk alone; 0: for all."""
-    dp: Ints
+
+
+class Picked(NamedTuple):
+    """Some rows of a cut: numbers of their batch, ZeRO stage and policy, and their peaks."""
+
+    batch: Ints
     zero: Ints
-    rounds: Ints
-    """Micro-batches of a replica in a step."""
-
-    def take(self, chosen: Bools | Ints) -> Rows:
-        """Some of the rows."""
-        return Rows(*(column[chosen] for column in self))
-
-    def __bool__(self) -> bool:
-        return bool(len(self.lane))
+    policy: Ints
+    peak: Ints
 
 
 class _Sizes(NamedTuple):
-    """Bytes of one chunk of every row."""
+    """Bytes of one chunk by [lane, policy]."""
 
     stored: Ints
     forward: Ints
@@ -55,274 +58,293 @@ class _Sizes(NamedTuple):
     backward: Ints
 
 
-class CutRows:
-    """Evaluates the rows of one cut."""
+class _Shared(NamedTuple):
+    """A figure that several batches have in common."""
 
-    def __init__(self, lanes: Lanes, cut: Cut, stages: Sequence[Stage]) -> None:
-        self.lanes, self.cut, self.stages = lanes, cut, stages
-        self._known: tuple[Rows, tuple[list[tuple[int, int, int]], Ints]] | None = None
-        self._needs = {stage: needs(stage) for stage in stages}
+    table: NDArray[Any]
+    """By [what it depends on, policy]."""
+    of: Ints
+    """The row of each batch."""
+
+
+class CutRows:
+    """Evaluates the rows of one cut: some batches under every ZeRO stage and policy."""
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        layouts: Layouts,
+        cut: Cut,
+        stages: Sequence[Stage],
+        batches: Batches,
+        tried: Tried,
+    ) -> None:
+        self.lanes, self.layouts, self.cut, self.stages = lanes, layouts, cut, stages
+        self.batches, self.tried = batches, tried
+        # asked for counts too, NumPy loads nothing for masked arrays
+        self.used, self.own, _ = np.unique(batches.lane, return_inverse=True, return_counts=True)
+        self._sized: dict[Chunk, _Sizes] = {}
 
     # --- memory -----------------------------------------------------------------------------------
 
-    def peaks(self, rows: Rows) -> Ints:
-        """Bytes that the fullest stage of every row needs."""
-        result = np.zeros(len(rows.lane), np.int64)
-        chunks: dict[Chunk, _Sizes] = {}
-        for index in fullest_of(self.cut, self.stages):
-            stage = self.stages[index]
-            for chunk in stage:
-                if chunk not in chunks:
-                    chunks[chunk] = self._sizes(rows, chunk)
-            np.maximum(result, self._stage(rows, index, chunks), out=result)
-        return result
+    def picked(self, budget: int | None) -> Iterator[Picked]:
+        """The rows whose fullest stage needs no more than ``budget`` (None: all), in blocks."""
+        each = len(self.layouts.zeros) * len(self.tried.policy)
+        step = max(1, _BLOCK_ROWS // max(1, each))
+        for start in range(0, len(self.batches), step):
+            peaks = self._peaks(slice(start, start + step))
+            there = np.broadcast_to(self._there[start : start + step, :, None], peaks.shape)
+            if budget is not None:
+                there = there & (peaks <= budget)
+            batch, zero, policy = np.nonzero(there)
+            yield Picked(batch + start, zero, policy, peaks[batch, zero, policy])
 
-    def _stage(self, rows: Rows, index: int, chunks: dict[Chunk, _Sizes]) -> Ints:
-        stage = self.stages[index]
-        base, step, outside = self._of_layout(rows, stage)
-        kinds = tuple(sorted({kind for chunk in stage for kind in chunk.kinds}))
-        at_work = self._at_work(rows, index, chunks) + self._shared(rows, stage, kinds)
-        head = any(chunk.last for chunk in stage)
-        interleaved = self.cut.pp > 1 and self.cut.vpp > 1
-        passing = self.lanes.passing(head=head, interleaved=interleaved)[rows.lane]
-        total: Ints = base + passing + np.maximum(at_work, step) + outside
-        return total
-
-    def _shared(self, rows: Rows, stage: Stage, kinds: tuple[int, ...]) -> Ints:
-        """What a stage holds once for all layers; block policies leave some of them plain."""
-        plain: Ints = self.lanes.shared(kinds, mixed=False)[rows.lane, rows.policy]
-        if not rows.block.any():
-            return plain
-        mixed = self.lanes.shared(kinds, mixed=True)[rows.lane, rows.policy]
-        return np.where(rows.block > 0, mixed, plain)
-
-    def _at_work(self, rows: Rows, index: int, chunks: dict[Chunk, _Sizes]) -> Ints:
-        """The most that activations and the part at work have at once."""
-        stage, cut = self.stages[index], self.cut
-        kinds = list(dict.fromkeys(stage))
-        if cut.pp == 1:
-            (one,) = (chunks[chunk] for chunk in stage)
-            return np.maximum(one.forward, one.backward)
-        alike = tuple(kinds.index(chunk) for chunk in stage)
-        result = np.zeros(len(rows.lane), np.int64)
-        if cut.schedule == "1f1b":
-            one = chunks[kinds[0]]
-            many = np.minimum(cut.pp - index, rows.rounds)
-            found: Ints = (many - 1) * one.stored + np.maximum(one.forward, one.backward)
-            return found
-        lengths = {
-            count: steady_length(cut.schedule, cut.pp, count, cut.vpp)
-            for count in _values(rows.rounds)
-        }
-        for count in sorted(set(lengths.values())):
-            here = np.isin(rows.rounds, [m for m, length in lengths.items() if length == count])
-            sizes = [_Sizes(*(column[here] for column in chunks[kind])) for kind in kinds]
-            highest = np.zeros(int(here.sum()), np.int64)
-            for work, kind, held_ in fullest(
-                cut.schedule, cut.pp, count, cut.vpp, stage=index, alike=alike
-            ):
-                now: Any = sum(
-                    n * size.stored for n, size in zip(held_.activations, sizes, strict=True)
-                )
-                own = sizes[kind]
-                if work != "W":
-                    now = now - own.stored + (own.forward if work == "F" else own.backward)
-                np.maximum(highest, now, out=highest)
-            result[here] = highest
-        return result
-
-    def _sizes(self, rows: Rows, chunk: Chunk) -> _Sizes:
-        """Bytes of a chunk: each run of equal parts is highest at its last one."""
-        nothing = np.zeros(len(rows.lane), np.int64)
-        waiting: Numbers = self.lanes.waiting()[rows.lane] if self.cut.pp == 1 else 0
-        stored, cast, forward, backward = nothing, nothing, nothing.copy(), nothing.copy()
-        for bytes_, count, beside in self._parts(rows, chunk, waiting):
-            own, ahead, back, casts = bytes_.T
-            before = stored + (count - 1) * own
-            cast = cast + count * casts
-            there = count > 0
-            np.maximum(forward, np.where(there, before + ahead + cast, 0), out=forward)
-            np.maximum(backward, np.where(there, before + back + beside, 0), out=backward)
-            stored = stored + count * own
-        return _Sizes(stored, forward, backward)
-
-    def _parts(
-        self, rows: Rows, chunk: Chunk, waiting: Numbers
-    ) -> Iterator[tuple[Ints, Numbers, Numbers]]:
-        """The parts of a chunk in order: bytes by row, how many in a row, what waits beside."""
-        lanes = self.lanes
-        if chunk.first:
-            yield lanes.end(EMBEDDING)[rows.lane], 1, waiting
-        for kind, policy, count in self._runs(rows, chunk):
-            yield lanes.part(kind)[rows.lane, policy], count, waiting
-        if chunk.last:
-            for _ in range(self._predictions):
-                yield lanes.end(PREDICTION)[rows.lane], 1, waiting
-            yield lanes.end(HEAD)[rows.lane], 1, 0
+    @cached_property
+    def _there(self) -> NDArray[np.bool_]:
+        """Which ZeRO stages each batch has: the first alone where there is nothing to shard."""
+        stages = np.arange(len(self.layouts.zeros))
+        found: NDArray[np.bool_] = (stages == 0) | (self.batches.sharded[:, None] > 0)
+        return found
 
     @property
-    def _predictions(self) -> int:
-        mtp = self.lanes.measured[0].model.mtp
-        return mtp.count if mtp else 0
+    def count(self) -> int:
+        """How many rows there are."""
+        return int(self._there.sum()) * len(self.tried.policy)
 
-    def _runs(self, rows: Rows, chunk: Chunk) -> Iterator[tuple[int, Ints, Ints]]:
-        """Layers of a chunk in order: kind, policy, and how many, by row."""
-        before = 0
-        every, partly = rows.block == 0, rows.block.any()
-        for kind, count in chunk.layers:
-            many = np.where(every, count, np.clip(rows.block - before, 0, count))
-            yield kind, rows.policy, many
-            if partly:
-                yield kind, np.full_like(rows.policy, NO_POLICY), count - many
-            before += count
-
-    # --- what depends on the layout alone ---------------------------------------------------------
-
-    def _layouts(self, rows: Rows) -> tuple[list[tuple[int, int, int]], Ints]:
-        """The different layouts of the rows (a lane of the split, dp, ZeRO stage); each row's."""
-        if self._known is not None and self._known[0] is rows:
-            return self._known[1]
-        key = (self.lanes.splits[rows.lane] * _MOST_REPLICAS + rows.dp) * 4 + rows.zero
-        found, own = np.unique(key, return_inverse=True)
-        pairs = [divmod(value // 4, _MOST_REPLICAS) for value in found.tolist()]
-        stages = (found % 4).tolist()
-        layouts = [(lane, dp, zero) for (lane, dp), zero in zip(pairs, stages, strict=True)]
-        self._known = rows, (layouts, own)
-        return layouts, own
-
-    def _held_by(self, lane: int, dp: int, zero: int, stage: Stage) -> Held:
-        measured = self.lanes.measured[lane]
-        # Sequence parallelism splits no weight; of pipelines it only matters that there is one.
-        layout = (measured.weights, dp, zero, self.cut.pp > 1)
-        key = (layout, self._needs[stage])
-        if key not in self.lanes.held:
-            parts = (measured.weights, self._needs[stage])
-            if parts not in self.lanes.parameters:
-                self.lanes.parameters[parts] = parameters_of(measured, stage)
-            self.lanes.held[key] = held(
-                measured, self.lanes.layout(*layout), stage, self.lanes.parameters[parts]
+    def _peaks(self, some: slice) -> Ints:
+        """Bytes that the fullest stage needs, of some batches: by [batch, ZeRO stage, policy]."""
+        layout, result = self.batches.layout[some], None
+        for index in fullest_of(self.cut, self.stages):
+            held = self.layouts.held(self.stages[index], piped=self.cut.pp > 1)
+            working = self._working[index]
+            found = np.maximum(
+                working.table[working.of[some]][:, None, :], held.step[layout][:, :, None]
             )
-        found: Held = self.lanes.held[key]
+            beside = (held.base + held.outside)[layout] + self._passing(index)[some, None]
+            found += beside[:, :, None]
+            result = found if result is None else np.maximum(result, found)
+        assert result is not None
+        highest: Ints = result
+        return highest
+
+    def _passing(self, index: int) -> Ints:
+        """Buffers of what passes through a stage, by batch."""
+        head = any(chunk.last for chunk in self.stages[index])
+        interleaved = self.cut.pp > 1 and self.cut.vpp > 1
+        found: Ints = self.lanes.passing(head=head, interleaved=interleaved)[self.batches.lane]
         return found
 
-    def _exchange_of(self, layout: tuple[int, int, int], each: Sequence[Held]) -> Reduction:
-        """The collectives of a layout's replicas."""
-        lane, dp, zero = layout
-        measured = self.lanes.measured[lane]
-        busiest = max(((0, 0), *(one.trained for one in each)), key=sum)
-        key = (measured.weights, dp, zero, busiest)
-        if key not in self.lanes.held:
-            model = measured.of(self.lanes.layout(measured.weights, dp, zero, False))
-            training = measured.staged.run.training
-            self.lanes.held[key] = reduction(model, training, busiest, measured.rates)
-        found: Reduction = self.lanes.held[key]
+    @cached_property
+    def _working(self) -> dict[int, _Shared]:
+        """For each stage the most that activations and the part at work have at once."""
+        lengths, own = self._lengths
+        many = len(lengths)
+        keys, of, _ = np.unique(self.own * many + own, return_inverse=True, return_counts=True)
+        lane, length = keys // many, np.array(lengths)[keys % many]
+        found = {}
+        for index in fullest_of(self.cut, self.stages):
+            table = self._at_work(index, lane, length) + self._given(index)[lane]
+            found[index] = _Shared(table, of)
         return found
 
-    def _of_layout(self, rows: Rows, stage: Stage) -> tuple[Ints, Ints, Ints]:
-        """Bytes of a stage by row: base, optimizer step, outside the allocator."""
-        layouts, own = self._layouts(rows)
-        every = [self._held_by(*layout, stage) for layout in layouts]
-        base, step, outside = np.array([one[:3] for one in every], np.int64)[own].T
-        return base, step, outside
+    @cached_property
+    def _lengths(self) -> tuple[list[int], Ints]:
+        """Micro-batches of the shortest steps that hold what the batches' do; each batch's."""
+        cut = self.cut
+        counts, own, _ = np.unique(self.batches.rounds, return_inverse=True, return_counts=True)
+        if cut.pp == 1:
+            return [1], np.zeros_like(own)
+        if cut.schedule == "1f1b":
+            each = np.minimum(counts, cut.pp)
+        else:
+            each = np.array(
+                [steady_length(cut.schedule, cut.pp, count, cut.vpp) for count in counts.tolist()]
+            )
+        lengths = sorted(set(each.tolist()))
+        return lengths, np.searchsorted(lengths, each)[own]
+
+    def _at_work(self, index: int, lane: Ints, length: Ints) -> Ints:
+        stage, cut = self.stages[index], self.cut
+        kinds = list(dict.fromkeys(stage))
+        sizes = [self._sizes(chunk) for chunk in kinds]
+        one = sizes[0]
+        highest: Ints = np.maximum(one.forward, one.backward)
+        if cut.pp == 1:
+            return highest[lane]
+        if cut.schedule == "1f1b":
+            others = np.minimum(cut.pp - index, length) - 1
+            whole: Ints = others[:, None] * one.stored[lane] + highest[lane]
+            return whole
+        alike = tuple(kinds.index(chunk) for chunk in stage)
+        result = np.zeros((len(lane), len(self.tried.policy)), np.int64)
+        for count in sorted(set(length.tolist())):
+            here = np.flatnonzero(length == count)
+            own = [_Sizes(*(column[lane[here]] for column in each)) for each in sizes]
+            moments = fullest(cut.schedule, cut.pp, count, cut.vpp, stage=index, alike=alike)
+            for work, kind, held in moments:
+                now: Any = sum(
+                    n * size.stored for n, size in zip(held.activations, own, strict=True) if n
+                )
+                if work != "W":
+                    size = own[kind]
+                    now = now - size.stored + (size.forward if work == "F" else size.backward)
+                result[here] = np.maximum(result[here], now)
+        return result
+
+    def _given(self, index: int) -> Ints:
+        """What a stage holds once for all layers; block policies leave some of them plain."""
+        policy, block = self.tried
+        kinds = tuple(sorted({kind for chunk in self.stages[index] for kind in chunk.kinds}))
+        plain: Ints = self.lanes.shared(kinds, mixed=False)[self.used][:, policy]
+        if not block.any():
+            return plain
+        mixed = self.lanes.shared(kinds, mixed=True)[self.used][:, policy]
+        return np.where(block > 0, mixed, plain)
+
+    def _sizes(self, chunk: Chunk) -> _Sizes:
+        """Bytes of a chunk: each run of equal parts is highest at its last one."""
+        if chunk not in self._sized:
+            nothing = np.zeros((len(self.used), len(self.tried.policy)), np.int64)
+            stored, cast, forward, backward = nothing, nothing, nothing.copy(), nothing.copy()
+            for bytes_, count, beside in self._parts(chunk):
+                own, ahead, back, casts = np.moveaxis(bytes_, -1, 0)
+                before = stored + (count - 1) * own
+                cast = cast + count * casts
+                there = np.asarray(count) > 0
+                np.maximum(forward, np.where(there, before + ahead + cast, 0), out=forward)
+                np.maximum(backward, np.where(there, before + back + beside, 0), out=backward)
+                stored = stored + count * own
+            self._sized[chunk] = _Sizes(stored, forward, backward)
+        return self._sized[chunk]
+
+    def _parts(self, chunk: Chunk) -> Iterator[tuple[Ints, Numbers, Numbers]]:
+        """The parts of a chunk in order: bytes, how many in a row, what waits beside."""
+        lanes, used = self.lanes, self.used
+        waiting: Numbers = lanes.waiting()[used][:, None] if self.cut.pp == 1 else 0
+        if chunk.first:
+            yield lanes.end(EMBEDDING)[used][:, None], 1, waiting
+        for kind, policy, count in self._runs(chunk):
+            yield lanes.part(kind)[used][:, policy], count, waiting
+        if chunk.last:
+            for _ in range(lanes.predictions):
+                yield lanes.end(PREDICTION)[used][:, None], 1, waiting
+            yield lanes.end(HEAD)[used][:, None], 1, 0
+
+    def _runs(self, chunk: Chunk) -> Iterator[tuple[int, Ints, Ints]]:
+        """Layers of a chunk in order: kind, and by policy which it is and of how many."""
+        before, (policy, block) = 0, self.tried
+        every, partly = block == 0, block.any()
+        for kind, count in chunk.layers:
+            many = np.where(every, count, np.clip(block - before, 0, count))
+            yield kind, policy, many
+            if partly:
+                yield kind, np.full_like(policy, NO_POLICY), count - many
+            before += count
 
     # --- time -------------------------------------------------------------------------------------
 
-    def seconds(self, rows: Rows) -> Floats:
+    def seconds(self, rows: Picked) -> Floats:
         """Seconds of one step of every row."""
-        times: dict[Chunk, LayerTime] = {}
-        for stage in self.stages:
-            for chunk in stage:
-                if chunk not in times:
-                    times[chunk] = self._chunk(rows, chunk).paced()
-        total: Floats = self._pipeline(rows, times) + self._replicas(rows, times)
-        return total
+        found: Floats = self._pipeline(rows) + self._replicas(rows)
+        return found
 
-    def _chunk(self, rows: Rows, chunk: Chunk) -> LayerTime:
-        """Seconds of one chunk, in the order in which a single run adds them up."""
-        total = NOTHING
-        for kind, policy, count in self._runs(rows, chunk):
-            total = total + _time(self.lanes.seconds(kind)[rows.lane, policy], count)
+    @cached_property
+    def _times(self) -> dict[Chunk, LayerTime]:
+        """Seconds of each different chunk by [lane, policy]."""
+        chunks = dict.fromkeys(chunk for stage in self.stages for chunk in stage)
+        return {chunk: self._chunk(chunk).paced() for chunk in chunks}
+
+    def _chunk(self, chunk: Chunk) -> LayerTime:
+        lanes, used, total = self.lanes, self.used, NOTHING
+        for kind, policy, count in self._runs(chunk):
+            total = total + _time(lanes.seconds(kind)[used][:, policy], count)
         if chunk.first:
-            total = total + _time(self.lanes.end_seconds(EMBEDDING)[rows.lane])
+            total = total + _time(lanes.end_seconds(EMBEDDING)[used][:, None])
         if chunk.last:
-            total = total + _time(self.lanes.end_seconds(HEAD)[rows.lane])
-            if self._predictions:
-                time = self.lanes.end_seconds(PREDICTION)[rows.lane]
-                total = total + _time(time, self._predictions)
+            total = total + _time(lanes.end_seconds(HEAD)[used][:, None])
+            if lanes.predictions:
+                ahead = lanes.end_seconds(PREDICTION)[used][:, None]
+                total = total + _time(ahead, lanes.predictions)
         return total
 
-    def _pipeline(self, rows: Rows, times: dict[Chunk, LayerTime]) -> Floats:
-        cut = self.cut
-        if cut.pp == 1:
-            (one,) = times.values()
-            whole: Any = rows.rounds * (one.forward + one.backward)
-            return np.asarray(whole)
-        splits = [one.lane.split for one in self.lanes.measured]
-        inside = np.array([split.tp * split.cp for split in splits])[rows.lane] * rows.dp
-        far = inside >= self.lanes.rates.node
-        near, away = (self.lanes.handover(far=place)[rows.lane] for place in (False, True))
-        send = np.where(far, away, near).astype(np.float64)
-        hidden = cut.vpp > 1 and hides_messages(self.lanes.run)
+    def _pipeline(self, rows: Picked) -> Floats:
+        """Seconds from the first forward to the last backward: once for what they depend on."""
+        policies = len(self.tried.policy)
+        if self.cut.pp == 1:
+            (one,) = self._times.values()
+            whole: Any = one.forward + one.backward
+            found: Floats = self.batches.rounds[rows.batch] * whole[self.own[rows.batch],
+                                                                    rows.policy]  # fmt: skip
+            return found
+        far = self.batches.inside >= self.lanes.rates.node
+        counts, count, _ = np.unique(self.batches.rounds, return_inverse=True, return_counts=True)
+        place = self.own * 2 + far
+        keys, of, _ = np.unique(place * len(counts) + count, return_inverse=True,
+                                return_counts=True)  # fmt: skip
+        wanted = np.zeros((len(keys), policies), bool)
+        wanted[of[rows.batch], rows.policy] = True
+        run, policy = np.nonzero(wanted)
+        timed = keys[run] // len(counts) * policies + policy
+        different, which, _ = np.unique(timed, return_inverse=True, return_counts=True)
+        table = self._durations(different // policies, different % policies)
+        result = np.zeros(wanted.shape)
+        result[wanted] = makespans(
+            self.cut.schedule, self.cut.pp, counts[keys[run] % len(counts)], self.cut.vpp, table,
+            which,
+        )  # fmt: skip
+        piped: Floats = result[of[rows.batch], rows.policy]
+        return piped
 
-        def occupied(seconds: Floats) -> Floats:
-            found: Any = most(seconds, send) if hidden else seconds + send
+    def _durations(self, place: Ints, policy: Ints) -> list[list[Durations]]:
+        """Durations by stage and chunk of lanes (twice each: sending near, and far)."""
+        lane, far = place // 2, place % 2 > 0
+        near, away = (self.lanes.handover(far=there)[self.used[lane]] for there in (False, True))
+        send = np.where(far, away, near)
+        hidden = self.cut.vpp > 1 and hides_messages(self.lanes.run)
+
+        def of(value: Any) -> Floats:
+            table = np.broadcast_to(value, (len(self.used), len(self.tried.policy)))
+            return np.asarray(table[lane, policy], float)
+
+        def occupied(value: Any) -> Floats:
+            found: Any = most(of(value), send) if hidden else of(value) + send
             return np.asarray(found)
 
-        busy = {
+        each = {
             chunk: Durations(
-                occupied(_full(time.forward, rows)),
-                occupied(_full(time.backward, rows)),
-                _full(time.weight_gradient, rows),
+                occupied(time.forward), occupied(time.backward), of(time.weight_gradient)
             )
-            for chunk, time in times.items()
+            for chunk, time in self._times.items()
         }
-        result = np.zeros(len(rows.lane))
-        for count in _values(rows.rounds):
-            here = rows.rounds == count
-            own = {
-                chunk: Durations(*(column[here] for column in every))
-                for chunk, every in busy.items()
-            }
-            table = [[own[chunk] for chunk in stage] for stage in self.stages]
-            result[here] = makespans(cut.schedule, cut.pp, count, cut.vpp, table)
-        return result
+        return [[each[chunk] for chunk in stage] for stage in self.stages]
 
-    def _replicas(self, rows: Rows, times: dict[Chunk, LayerTime]) -> Floats:
+    def _replicas(self, rows: Picked) -> Floats:
         """Exposed seconds of the replicas' collectives, and the optimizer's."""
         run, different = self.lanes.run, list(dict.fromkeys(self.stages))
-        layouts, own = self._layouts(rows)
-        exchange, optimizer = [], []
-        for layout in layouts:
-            each = [self._held_by(*layout, stage) for stage in different]
-            exchange.append(self._exchange_of(layout, each))
-            optimizer.append(max(one.optimizer for one in each))
-        busiest = _busiest([sum((times[c] for c in stage), NOTHING) for stage in different])
-        exposed: Any = Reduction(*np.array(exchange)[own].T).exposed(
-            run.training, busiest, self.lanes.rates, overlaps=run.framework.overlaps_reduction
-        )
-        total: Floats = exposed + np.array(optimizer)[own]
+        layout = self.batches.layout[rows.batch]
+        whole: Any = self.layouts.exchange(different)
+        exchange = Reduction(*(one[layout, rows.zero] for one in whole))
+        lane = self.own[rows.batch]
+        stages = [sum((self._times[c] for c in stage), NOTHING) for stage in different]
+        forward, backward = (way[lane, rows.policy] for way in _busiest(stages))
+        exposed: Any = exchange.exposed(
+            run.training, LayerTime(forward, 0.0, backward, 0.0), self.lanes.rates,
+            overlaps=run.framework.overlaps_reduction,
+        )  # fmt: skip
+        piped = self.cut.pp > 1
+        optimizer = [self.layouts.held(stage, piped=piped).optimizer for stage in different]
+        total: Floats = exposed + np.maximum.reduce(optimizer)[layout, rows.zero]
         return total
-
-
-def _values(numbers: Ints) -> list[int]:
-    """The different numbers, ascending (asked so, NumPy loads nothing for masked arrays)."""
-    found: list[int] = np.unique(numbers, return_counts=True)[0].tolist()
-    return found
-
-
-def _full(value: Floats | float, rows: Rows) -> Floats:
-    found: Floats = np.broadcast_to(np.asarray(value, np.float64), rows.lane.shape)
-    return found
 
 
 def _time(fields: Floats, count: Ints | int = 1) -> LayerTime:
-    """Seconds of ``count`` layers by row as one time, re-run and exchange inside the others."""
-    columns = dict(zip(SECONDS, (fields * np.asarray(count)[..., None]).T, strict=True))
-    return LayerTime(rerun=0.0, **columns)
+    """Seconds of ``count`` layers as one time, re-run and exchange inside the others."""
+    columns = np.moveaxis(fields, -1, 0) * np.asarray(count)
+    return LayerTime(rerun=0.0, **dict(zip(SECONDS, columns, strict=True)))
 
 
-def _busiest(stages: Sequence[LayerTime]) -> LayerTime:
-    """Of every row the stage with the longest forward, then backward."""
+def _busiest(stages: Sequence[LayerTime]) -> tuple[Any, Any]:
+    """Forward and backward of the stage with the longest forward, then backward."""
     forward: Any = stages[0].forward
     backward: Any = stages[0].backward
     for other in stages[1:]:
@@ -331,4 +353,4 @@ def _busiest(stages: Sequence[LayerTime]) -> LayerTime:
         )
         forward = np.where(longer, other.forward, forward)
         backward = np.where(longer, other.backward, backward)
-    return LayerTime(forward, 0.0, backward, 0.0)
+    return forward, backward

@@ -1,4 +1,4 @@
-"""Stages of a cut: which layers each holds, and what they need whatever the micro-batch is."""
+"""Stages of a cut: which layers each holds, and which of them can be the fullest."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from actcalc.cost.optimizer import optimizer_time
 from actcalc.layers.core.graph import Graph
-from actcalc.memory.buffers import data_parallel, outside, workspaces
-from actcalc.memory.parts import EMBEDDING, HEAD, PREDICTION
-from actcalc.memory.states import Parameters, recipe, states, step_bytes
 from actcalc.run.placement import ends, placement
-from actcalc.search.lanes import Measured
+from actcalc.search.family import Family
 from actcalc.search.space import Cut
 from actcalc.specs.layout import Layout
 from actcalc.specs.schedules import SCHEDULES
@@ -75,21 +71,6 @@ def fullest_of(cut: Cut, stages: Sequence[Stage]) -> list[int]:
     return sorted({stage: index for index, stage in reversed(list(enumerate(stages)))}.values())
 
 
-class Held(NamedTuple):
-    """What a stage needs in one layout whatever its micro-batch and policy are."""
-
-    base: int
-    """Bytes of weights, gradients, optimizer states and buffers beside them, in the allocator."""
-    step: int
-    """Temporaries of the optimizer step."""
-    outside: int
-    """Bytes outside the allocator."""
-    optimizer: float
-    """Seconds of the optimizer step."""
-    trained: tuple[int, int]
-    """Trained parameters: of all replicas, and routed experts."""
-
-
 def needs(stage: Stage) -> tuple[object, ...]:
     """What a stage's states depend on: how many layers of each kind, and which ends."""
     layers = Counter[int]()
@@ -100,47 +81,16 @@ def needs(stage: Stage) -> tuple[object, ...]:
     return (*sorted(layers.items()), first, last)
 
 
-def graphs_of(measured: Measured, stage: Stage) -> list[Graph]:
+def graphs_of(family: Family, stage: Stage) -> list[Graph]:
     """Every graph of a stage in model order, as many times as it occurs."""
     found: list[Graph] = []
     if any(chunk.first for chunk in stage):
-        found += [measured.model.embedding]
+        found += [family.model.embedding]
     for chunk in stage:
         for kind, count in chunk.layers:
-            found += [measured.model.layers[measured.layers[kind]]] * count
+            found += [family.model.layers[family.layers[kind]]] * count
     if any(chunk.last for chunk in stage):
-        if measured.model.mtp:
-            found += [measured.model.mtp.graph] * measured.model.mtp.count
-        found += [measured.model.head]
+        if family.model.mtp:
+            found += [family.model.mtp.graph] * family.model.mtp.count
+        found += [family.model.head]
     return found
-
-
-def parameters_of(measured: Measured, stage: Stage) -> Parameters:
-    """Parameters of one rank of a stage."""
-    return measured.plain.parameters_of(Counter(graphs_of(measured, stage)))
-
-
-def held(measured: Measured, layout: Layout, stage: Stage, parameters: Parameters) -> Held:
-    """What one stage of a layout needs beside what its layers store."""
-    run, model = measured.staged.run, measured.of(layout)
-    training = run.training
-    graphs = graphs_of(measured, stage)
-    rules = recipe(model, training)
-    state = states(model, training, parameters)
-    parts = [measured.parts(measured.layers[kind])[0] for chunk in stage for kind in chunk.kinds]
-    names = [EMBEDDING] * any(c.first for c in stage)
-    names += [PREDICTION, HEAD] * any(c.last for c in stage)
-    parts += [part for part in map(measured.end, names) if part is not None]
-    found = [
-        *workspaces(model, training, run.device, parts),
-        *data_parallel(model, training, rules, parts, state, gathers=False),
-    ]
-    largest = max((part.largest for part in parts), default=0)
-    beside = outside(model, run.device) if run.device else []
-    return Held(
-        base=state.weights + state.optimizer + state.gradients + sum(b.bytes for b in found),
-        step=step_bytes(training, rules, state, largest) + state.step_gradients,
-        outside=sum(buffer.bytes for buffer in beside),
-        optimizer=optimizer_time(model, graphs, training, measured.rates, parameters).total,
-        trained=parameters.reduced,
-    )

@@ -42,8 +42,8 @@ def wide(sizes: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def nothing(value: Any) -> bool:
-    """Whether a value is the number 0; an array never is."""
-    return single(value) and not value
+    """Whether a value is 0, or an array of zeros."""
+    return not (value if single(value) else value.any())
 
 
 def greatest(values: Iterable[Any], default: Any = 0) -> Any:
