@@ -123,6 +123,8 @@ class Head:
         act = self.model.context.act.itemsize
         if self.training.loss == "tiled":
             return self.input + self.scored * (self.width * act + 36) + self.tile
+        if self.training.loss == "full":  # log-probabilities beside the logits they come from
+            return self.input + max(self.logits, 2 * self.saved)
         return self.input + self.logits
 
     @property

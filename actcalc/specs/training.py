@@ -242,7 +242,7 @@ class Training(Spec):
     def _check_objective(self) -> None:
         """Refuse a loss, a reference or an engine that the objective does not have."""
         row = OBJECTIVES[self.objective]
-        losses = {"log-probabilities": ("auto", "tiled", "in-place"), "score": ("auto",)}
+        losses = {"log-probabilities": ("auto", "tiled", "full", "in-place"), "score": ("auto",)}
         known = losses.get(row.head)
         if known and self.loss not in known:
             raise SpecError(

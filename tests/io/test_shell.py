@@ -26,6 +26,7 @@ SAME = {
     "expr": "show $(expr 3 \\* 4) `basename /x/y.sh .sh` $(dirname /x/y.sh) "
     "$(printf '%d-%s;' 1 a 2 b)",
     "needed": 'x=3; show ${x:?unset} "${y:-$x}"',
+    "read": "IFS=',' read -r A B C <<< \"1,2,3,4\"; read -ra X <<< '5 6'; show $A $B $C ${X[@]}",
     "unset": 'x=3; unset x; show "${x:-4}"',
     "joined": 'a=(1 2 3); show "${a[*]}" ${#a[@]} ${a[1]}',
     "test": 'if [[ ! 3 -gt 4 && -n "a" ]]; then show yes; else show no; fi',

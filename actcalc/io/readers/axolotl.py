@@ -115,12 +115,12 @@ def _kernels(s: Settings, given: dict[str, Any], notes: list[str]) -> None:
         word = "sdpa"
     elif s.flag("eager_attention"):
         word = "eager"
+    elif s.flag("flex_attention", "sage_attention", "xformers_attention"):
+        word = "flex_attention"
     if word:
         given["workload.attention"] = attention(word)
         if given["workload.attention"] is None:
             notes.append(f"attn_implementation {word} is not known: sdpa is counted.")
-    if s.flag("flex_attention", "sage_attention"):
-        notes.append("flex and sage attention are counted as PyTorch's own.")
     if s.flag("liger_fused_linear_cross_entropy", "cut_cross_entropy"):
         given["training.loss"] = "fused"
     elif s.flag("chunked_cross_entropy"):

@@ -8,14 +8,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from actcalc.errors import SpecError, suggestion
+from actcalc.errors import SpecError, shorten, suggestion
 from actcalc.io.readers import (
     accelerate,
     axolotl,
     deepspeed,
     llamafactory,
+    llamafactory_v1,
     megatron,
     nemo,
     torchtitan,
@@ -23,13 +25,15 @@ from actcalc.io.readers import (
     trainer,
     verl,
 )
-from actcalc.io.readers.beside import beside_script
+from actcalc.io.readers.beside import beside, beside_script
 from actcalc.io.readers.combine import Read
 from actcalc.io.readers.document import Document
+from actcalc.io.readers.interpolate import interpolated
+from actcalc.io.readers.named import absent, configurations, launcher_files, overridden
 from actcalc.io.readers.objective import PROGRAM
 from actcalc.io.readers.part import Part
 from actcalc.io.readers.settings import nested
-from actcalc.io.readers.shell.launch import Launch, launches, unknown_note
+from actcalc.io.readers.shell.launch import Launch, launches, of_place, unknown_note
 from actcalc.io.readers.shell.script import Script, follow
 from actcalc.io.sources import RUN_KEYS, Source, run_fields
 
@@ -50,6 +54,8 @@ class Kind(NamedTuple):
 KINDS: tuple[Kind, ...] = (
     Kind("torchtune", "a torchtune recipe", torchtune.recognises, torchtune.read),
     Kind("verl", "verl's configuration", verl.recognises, verl.read),
+    Kind("llamafactory-v1", "a LLaMA-Factory configuration of plugins",
+         llamafactory_v1.recognises, llamafactory_v1.read),
     Kind("axolotl", "an axolotl configuration", axolotl.recognises, axolotl.read),
     Kind("llamafactory", "a LLaMA-Factory configuration", llamafactory.recognises,
          llamafactory.read),
@@ -148,7 +154,27 @@ def _forced(doc: Document, kind: str) -> Read:
     data = doc.data
     if row is None:
         return _model_of(doc, data) if kind == "config" else _run_of(doc, data)
-    return Read(doc.name, row.title, part=row.read(data, doc))
+    return _read_as(row, data, doc)
+
+
+_DECIDES = re.compile(
+    r"--\S*(size|length|len|layers|hidden|heads|parallel|precision|dtype|batch|recompute|vocab|expert"
+    r"|seq|rank|optim|zero|stage|degree|nodes|devices|gpus|processes)"
+)
+"""Names of what decides memory or time, whoever's they are."""
+
+
+def _read_as(row: Kind, data: Mapping[str, Any], doc: Document) -> Read:
+    """What a mapping says as one kind, with the references in it followed."""
+    if "${" not in doc.text and "???" not in doc.text:
+        return Read(doc.name, row.title, part=row.read(data, doc))
+    followed, unknown = interpolated(data)
+    told = unknown_note([each for each in unknown if _DECIDES.match(each) and not of_place(each)])
+    try:
+        part = row.read(followed, doc)
+    except SpecError as error:
+        raise SpecError(str(error), "; ".join((error.hint, *told))) from error
+    return Read(doc.name, row.title, part=replace(part, notes=(*told, *part.notes)))
 
 
 def _recognised(doc: Document, data: dict[str, Any]) -> Read:
@@ -158,16 +184,18 @@ def _recognised(doc: Document, data: dict[str, Any]) -> Read:
         return _model_of(doc, data)
     for row in KINDS:
         if row.recognises(data):
-            return Read(doc.name, row.title, part=row.read(data, doc))
+            return _read_as(row, data, doc)
     for holds, what, instead in _NOT_RUNS:
         if holds(data):
             raise SpecError(f"{doc.name} is {what}, which describes no run", f"name {instead}")
     if doc.form == "json":
         return _model_of(doc, data)
-    known = [name for name in data if name in RUN_KEYS]
-    if known or doc.form == "yaml":
+    if not data or any(get_close_matches(name, RUN_KEYS) for name in data):
         return _run_of(doc, data)
-    raise SpecError(f"{doc.name} is no description of a run that is known", _HINT)
+    names = ", ".join(shorten(name) for name in list(data)[:3])
+    raise SpecError(
+        f"{doc.name} is no description of a run that is known: it begins with {names}", _HINT
+    )
 
 
 def _is_run(data: Mapping[str, Any]) -> bool:
@@ -258,7 +286,9 @@ def scripts(documents: Sequence[Document], kind: str | None) -> dict[str, Read |
 
 
 def _script(doc: Document, script: Script, kind: str | None, held: Sequence[Document]) -> Read:
-    found = [launch for launch in launches(script, doc.text) if _trains(launch)]
+    every = launches(script, doc.text)
+    found = [launch for launch in every if _trains(launch)]
+    found = found or [launch for launch in every if configurations(launch)]
     if not found:
         raise SpecError(
             f"{doc.name} is a script that launches no training that is known",
@@ -266,7 +296,7 @@ def _script(doc: Document, script: Script, kind: str | None, held: Sequence[Docu
         )
     launch = max(found, key=lambda each: (each.sure, bool(each.program), len(each.options)))
     row, data = _row(launch, kind, doc)
-    told = (*unknown_note(launch.unknown), *_others(launch, found))
+    told = (*unknown_note(launch.unknown), *_others(launch, found), *absent(launch, doc))
     try:
         part = row.read(data, doc)
     except SpecError as error:
@@ -277,11 +307,21 @@ def _script(doc: Document, script: Script, kind: str | None, held: Sequence[Docu
     given = dict(part.given)
     if launch.devices and not given.get("devices") and "world-size" not in data:
         given["devices"] = launch.devices
+    part = replace(part, given=given, notes=(*notes, *told, *part.notes))
     return Read(
-        doc.name, f"a script that launches {row.title}",
-        part=replace(part, given=given,
-                     notes=(*notes, *told, *part.notes)),
-    )  # fmt: skip
+        doc.name, f"a script that launches {row.title}", part=_with_launcher(part, launch, doc)
+    )
+
+
+def _with_launcher(part: Part, launch: Launch, doc: Document) -> Part:
+    """A launch with what accelerate's file says; the number of processes is the launch's own."""
+    for name in launcher_files(launch):
+        found = beside(doc, name)
+        read = read_document(found, "accelerate").part if found else None
+        if read:
+            known = {**read.given, **({"devices": None} if launch.devices else {})}
+            part = replace(part, more=(*part.more, replace(read, given=known), *read.more))
+    return part
 
 
 def _matters(note: str, launch: Launch) -> bool:
@@ -309,6 +349,10 @@ _OPTIONS = (
 )  # fmt: skip
 
 
+_SECTIONS = ("actor-rollout-ref.", "parallelism.", "train.micro-batch", "train.global-batch",
+             "model.tensor-model-parallel")  # fmt: skip
+"""How options begin that verl, torchtitan and Megatron-Bridge train with."""
+
 _TRL = ("sft.py", "dpo.py", "grpo.py", "kto.py", "reward.py")
 """Scripts of TRL (``trl/scripts/``)."""
 
@@ -317,14 +361,14 @@ def _trains(launch: Launch) -> bool:
     names = {name.replace("_", "-") for name in (*launch.options, *launch.lacking)}
     if names & set(_OPTIONS) or launch.program.startswith("verl."):
         return True
-    return any(name.startswith(("actor-rollout-ref.", "parallelism.")) for name in names)
+    return any(name.startswith(_SECTIONS) for name in names)
 
 
 def _row(launch: Launch, kind: str | None, doc: Document) -> tuple[Kind, dict[str, Any]]:
     """Who reads the options of a launch, and the options as that reader takes them."""
     rows = {row.name: row for row in KINDS}
     plain = {name.replace("-", "_"): value for name, value in launch.options.items()}
-    data = nested(plain)
+    data = overridden(launch, nested(plain), doc)
     if kind is not None:
         row = kind_called(kind)
         if row is None:
@@ -339,7 +383,7 @@ def _row(launch: Launch, kind: str | None, doc: Document) -> tuple[Kind, dict[st
         names = {name.replace("_", "-") for name in (*launch.options, *launch.lacking)}
         if row is None:
             row = rows["megatron"] if names & set(_OPTIONS[:6]) else rows["transformers"]
-    if row.name in ("megatron", "nemo"):
+    if row.name in ("megatron", "nemo") and not any("." in name for name in plain):
         options = dict(launch.options)
         if launch.devices and not any("world" in name for name in options):
             options.setdefault("world-size", launch.devices)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from actcalc.errors import SpecError
-from actcalc.io.readers import trainer
+from actcalc.io.readers import mcore, trainer
 from actcalc.io.readers.document import Document
 from actcalc.io.readers.part import Part
 from actcalc.io.readers.settings import LeftOut, Settings
@@ -25,7 +25,8 @@ IDLE = (
     r"|use_(fast|v1|kv|unsloth_gc|reentrant)|split_special|add_|new_special|init_special|resize_vocab"
     r"|packing|neat_packing|freeze_(vision|multi|trainable_modules|extra)|adapter|include_num"
     r"|preprocessing|max_samples|moe_aux|overwrite|ignore_pad|eval_|include_effective|trust"
-    r"|cutoff|ddp).*"
+    r"|cutoff|ddp|use_(dft|eaft|asft)|apollo|asft|fp8_backend|badam|galore|num_expand|predict_with|kt_|oft_|moe_token"
+    r"|apply_rope|bias_activation|moe_grouped|use_packed|mixed_precision|export_hf|freeze_train).*"
 )
 LEFT_OUT: LeftOut = (
     ("use_apollo", "scales gradients by a low rank: fewer states", ()),
@@ -37,6 +38,11 @@ LEFT_OUT: LeftOut = (
     ("upcast_lmhead_output", "keeps the head in fp32", ()),
     ("mixture_of_depths", "skips tokens in layers", ()),
     ("use_kt", "moves experts to the host", ()),
+    ("freeze_language_model", "trains the vision tower alone: fewer states", ()),
+    ("use_asft_loss", "runs a reference model beside the trained one", ()),
+    ("fp8", "runs products in 8 bits", ()),
+    ("fp8_enable_fsdp_float8_all_gather", "gathers weights in 8 bits", ()),
+    ("enable_fp8", "runs products in 8 bits", ()),
     ("shift_attn", "runs attention in groups: less time", ()),
 )
 
@@ -85,11 +91,13 @@ def read(data: Mapping[str, Any], where: Document) -> Part:
     if s.flag("use_galore"):
         given["training.galore_rank"] = s.number("galore_rank", default=16, least=1)
         given["training.step_in_backward"] = s.flag("galore_layerwise")
-    stage = s.text("stage", default="sft")
-    if stage not in ("sft", "pt"):
-        notes.append(
-            f"stage {stage}: a reference model, pairs and generation beside it are not counted."
-        )
+    if s.flag("use_muon"):
+        given["training.optimizer"] = "muon"
+    field, told = _stage(s)
+    given |= field
+    notes += told
+    if mcore.named(s):
+        given |= _megatron(s)
     rest = {k: v for k, v in data.items() if k.replace("-", "_") not in s.asked}
     part = trainer.read(rest, where)
     pure = s.flag("pure_bf16")
@@ -97,6 +105,8 @@ def read(data: Mapping[str, Any], where: Document) -> Part:
     if kind == "full" and not pure and precision in ("bf16", "fp16") and not _sharded(part):
         precision = f"amp-{precision}"  # trained weights are cast to fp32 (model/adapter.py)
     given["workload.precision"] = "bf16" if pure else precision
+    if given.get("framework") == "megatron" and precision:
+        given["workload.precision"] = precision.removeprefix("amp-")
     assumed = {
         k: v for k, v in part.assumed.items() if k not in ("training.recipe", "workload.seq")
     }
@@ -108,6 +118,42 @@ def read(data: Mapping[str, Any], where: Document) -> Part:
         assumed=assumed,
         notes=(*notes, *_notes(s, part)),
     )
+
+
+_OBJECTIVES = {"dpo": "dpo", "kto": "kto", "rm": "reward"}
+
+
+def _stage(s: Settings) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The objective of a stage (``train/dpo``, ``train/kto``, ``train/rm``).
+
+    Log-probabilities come from fp32 copies of all logits (``concatenated_forward``); orpo and simpo
+    run no reference (``hparams/finetuning_args.py`` use_ref_model).
+    """
+    stage = s.text("stage", default="sft")
+    loss = s.text("pref_loss", default="sigmoid")
+    name = _OBJECTIVES.get(stage)
+    if name is None:
+        told = f"stage {stage} is not modelled: one update on next tokens is counted."
+        return {}, () if stage in ("sft", "pt") else (told,)
+    fields: dict[str, Any] = {"training.objective": name}
+    if name == "reward":
+        return fields, (
+            "stage rm: its models make logits beside the score, which are not counted.",
+        )
+    fields["training.loss"] = "full"
+    if name == "dpo" and loss in ("orpo", "simpo"):
+        fields["training.reference"] = "none"
+    return fields, ()
+
+
+def _megatron(s: Settings) -> dict[str, Any]:
+    """Degrees and recomputation of its Megatron trainers (``train/mca``, ``megatron_bridge``)."""
+    found = {**mcore.layout(s), "framework": "megatron"}
+    found["layout.zero"] = int(s.flag("use_distributed_optimizer"))
+    found["training.overlapped_reduction"] = s.flag("overlap_grad_reduce")
+    found["training.overlapped_gather"] = s.flag("overlap_param_gather")
+    found["policy"] = mcore.recomputed(s) or "none"
+    return found
 
 
 def _sharded(part: Part) -> bool:

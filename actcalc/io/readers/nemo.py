@@ -6,10 +6,13 @@ NeMo 1.x and the NeMo launcher: ``model:`` and ``trainer:``; NeMo 2 and Megatron
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from actcalc.errors import SpecError
+from actcalc.io import presets
 from actcalc.io.megatron import read_arguments
 from actcalc.io.megatron.options import plain
 from actcalc.io.readers.document import Document
@@ -38,8 +41,11 @@ RENAMED = {
 }  # fmt: skip
 """Fields that are called otherwise than Megatron's option."""
 
+RECIPE = "recipe"
+"""The option of Megatron-Bridge's ``run_recipe.py`` and its kin that names a model's recipe."""
+
 IDLE = (
-    r"(name|target|_target_|hf-|restore|resume|model-name|mcore-gpt|megatron-amp|init-method|nsys"
+    r"(recipe|name|target|_target_|hf-|restore|resume|model-name|mcore-gpt|megatron-amp|init-method|nsys"
     r"|gradient-as-bucket|sync-batch|ub-|fp8-e4m3|fp8-hybrid|fp8-interval|reduce-amax|seed|apply-"
     r"|native|grad-|params|pipeline-dtype|autocast|enable-autocast|perform-init|gradient-clip|make-"
     r"|get-attention|precision|transformer-engine|transformer-layer|parallel-output|kv-|share-emb"
@@ -53,6 +59,8 @@ IDLE = (
 
 def recognises(data: Mapping[str, Any]) -> bool:
     """Whether a mapping has NeMo's sections with Megatron's fields in the model's."""
+    if isinstance(data.get(RECIPE), str) and any(name in data for name in ("model", "train")):
+        return True
     model = data.get("model")
     if not isinstance(model, Mapping):
         return False
@@ -78,13 +86,66 @@ def read(data: Mapping[str, Any], where: Document) -> Part:
                 option = plain(key)
                 options[RENAMED.get(option, option)] = value
     options.pop("", None)
+    if isinstance(data.get(RECIPE), str):
+        options[RECIPE] = data[RECIPE]
     s = Settings(data, where.name)
     _translate(options, s, model)
+    _recomputation(options)
+    if size := options.pop("override-vocab-size", None):
+        options["vocab-size"] = size
+    options = {**_tokenizer(data), **options}
     base, notes = _base(model, options, where)
     if base:
-        return _layout_only(options, where, base, notes)
-    found = read_arguments(options, where.name, IDLE)
-    return part_of(found, where.name, "nemo", notes)
+        part = _layout_only(options, where, base, notes)
+    else:
+        part = part_of(read_arguments(options, where.name, IDLE), where.name, "nemo", notes)
+    return replace(part, given={**part.given, **_adapter(s)})
+
+
+def _adapter(s: Settings) -> dict[str, Any]:
+    """Megatron-Bridge's and NeMo 2's LoRA: rank 32 on every linear layer (``peft/lora.py``)."""
+    words = " ".join(s.text(name) for name in (RECIPE, "mode", "peft_scheme", "peft._target_",
+                                               "model.peft.peft_scheme")).lower()  # fmt: skip
+    rank = s.number("peft.dim", "model.peft.lora_tuning.adapter_dim")
+    if not re.search(r"lora|peft_|_peft", words):
+        return {}
+    return {"training.lora_rank": rank or 32}
+
+
+_LIBRARIES = {"megatron": "tokenizer-type", "huggingface": "tokenizer-model",
+              "sentencepiece": "tokenizer-model"}  # fmt: skip
+"""What NeMo's ``tokenizer:`` names, by its library, as Megatron's option."""
+
+
+def _tokenizer(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokenizer as Megatron's options, from which the vocabulary follows where it is known."""
+    model = data.get("model")
+    inner = model.get("tokenizer") if isinstance(model, Mapping) else None
+    section = inner if isinstance(inner, Mapping) else data.get("tokenizer")
+    if not isinstance(section, Mapping):
+        return {}
+    library = str(section.get("library") or "").lower()
+    words = [
+        section.get(key) for key in ("type", "model", "tokenizer_model", "pretrained_model_name")
+    ]
+    if library == "sentencepiece":
+        words = [section.get("model") or library]
+    named = [str(word) for word in words if isinstance(word, str) and word]
+    kind = section.get("tokenizer_type")
+    found = {"tokenizer-type": kind} if isinstance(kind, str) else {}
+    if library in _LIBRARIES and named:
+        found[_LIBRARIES[library]] = named[0]
+    elif isinstance(section.get("tokenizer_model"), str):
+        found["tokenizer-model"] = section["tokenizer_model"]
+    return found
+
+
+def _recomputation(o: dict[str, Any]) -> None:
+    """NeMo heeds no method beside selective (build_transformer_config)."""
+    for name in ("activations-checkpoint", "recompute"):
+        if str(o.get(f"{name}-granularity")) == "selective":
+            for option in ("method", "num-layers"):
+                o.pop(f"{name}-{option}", None)
 
 
 def _others(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -97,6 +158,8 @@ def _translate(o: dict[str, Any], s: Settings, model: Mapping[str, Any]) -> None
     activation = str(o.pop("activation", "")).lower()
     if "swiglu" in activation or "silu" in activation:
         o["swiglu"] = True
+    elif "geglu" in activation or "reglu" in activation:
+        o["gated-linear-unit"] = True
     if "squared" in activation:
         o["squared-relu"] = True
     norm = str(o.pop("normalization", o.pop("normalization-type", "layernorm"))).lower()
@@ -130,12 +193,25 @@ def _translate(o: dict[str, Any], s: Settings, model: Mapping[str, Any]) -> None
     o.update({k: v for k, v in transformer.items() if v is not None})
 
 
+_KINDS = re.compile(r"_(pretrain|sft|peft|finetune|lora|dora|qat)(_.*)?$|_config$")
+
+
+def _recipe(name: str) -> tuple[str, tuple[str, ...]]:
+    """The preset that a recipe (``qwen3_8b_sft_config``) is of, "?" for none, and a note."""
+    bare = _KINDS.sub("", name.removesuffix("_config")).replace("_", "")
+    same = (each for each in presets.names("models") if re.sub(r"[^a-z0-9]", "", each) == bare)
+    note = f"What the recipe {name} sets beyond these options is Python's, and is not read."
+    return next(same, "?"), (note,)
+
+
 def _base(
     model: Mapping[str, Any], options: Mapping[str, Any], where: Document
 ) -> tuple[str, tuple[str, ...]]:
     """The model by name, where its sizes are not in the file."""
     if options.get("hidden-size"):
         return "", ()
+    if isinstance(options.get(RECIPE), str):
+        return _recipe(options[RECIPE])
     for key in ("hf_model_id", "hf_path", "pretrained_checkpoint", "name"):
         value = model.get(key)
         if isinstance(value, str) and "/" in value:
@@ -160,8 +236,9 @@ def _layout_only(
     found = read_arguments(probe, where.name, IDLE)
     part = part_of(found, where.name, "nemo", notes)
     given = {k: v for k, v in part.given.items() if not k.startswith("model.")}
-    given["layout.ep"] = options.get("expert-model-parallel-size") or None
-    given["layout.etp"] = options.get("expert-tensor-parallel-size") or None
+    s = Settings(options, where.name)
+    given["layout.ep"] = s.number("expert-model-parallel-size") or None
+    given["layout.etp"] = s.number("expert-tensor-parallel-size") or None
     if base != "?":
         given["base"] = base
     return Part(kind="nemo", name=where.name, given=given, notes=part.notes, assumed=part.assumed)

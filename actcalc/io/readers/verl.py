@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from actcalc.errors import SpecError
+from actcalc.io.readers import mcore
 from actcalc.io.readers.document import Document
 from actcalc.io.readers.part import Part
 from actcalc.io.readers.settings import LeftOut, Settings
@@ -155,31 +156,10 @@ def _engine(s: Settings, given: dict[str, Any], notes: list[str], actor: bool) -
 
 def _megatron(s: Settings, given: dict[str, Any]) -> None:
     prefix = _ACTOR + "megatron."
-    sizes = {"tp": "tensor", "pp": "pipeline", "ep": "expert"}
-    given |= {f"layout.{k}": s.number(f"{prefix}{v}_model_parallel_size", default=1, least=1)
-              for k, v in sizes.items()}  # fmt: skip
-    given["layout.cp"] = s.number(prefix + "context_parallel_size", default=1, least=1)
-    vpp = s.number(prefix + "virtual_pipeline_model_parallel_size")
-    if vpp > 1 and given["layout.pp"] > 1:
-        given["layout.vpp"] = vpp
-    if etp := s.number(prefix + "expert_tensor_parallel_size"):
-        given["layout.etp"] = etp
-    tp = given["layout.tp"]
-    given["layout.sp"] = s.flag(prefix + "sequence_parallel", default=True) and tp > 1
+    given |= mcore.layout(s, prefix, sp=True)
     given |= {"framework": "megatron", "layout.zero": 1, "workload.precision": "bf16"}
-    changed = prefix + "override_transformer_config."
-    granularity = s.text(changed + "recompute_granularity")
-    method, count = (
-        s.text(changed + "recompute_method"),
-        s.number(changed + "recompute_num_layers", default=1, least=1),
-    )
-    if granularity == "full":
-        given["policy"] = f"block:{count}" if method == "block" else (
-            "full" if count == 1 else f"uniform:{count}")  # fmt: skip
-    elif granularity == "selective":
-        given["policy"] = "+".join(s.words(changed + "recompute_modules")) or "core_attn"
-    elif not s.flag(_MODEL + "enable_gradient_checkpointing"):
-        given["policy"] = "none"
+    policy = mcore.recomputed(s, prefix + "override_transformer_config.")
+    given["policy"] = policy or given["policy"]
     s.flag(prefix + "param_offload")
     s.flag(prefix + "optimizer_offload")
     s.flag(prefix + "grad_offload")

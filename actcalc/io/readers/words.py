@@ -18,7 +18,9 @@ _TYPES = {
 }  # fmt: skip
 _ATTENTION = {
     "flash_attention_2": "flash", "flash_attention_3": "flash", "flash_attention_4": "flash",
-    "flash_attn": "flash", "flash": "flash", "fa2": "flash", "fa3": "flash", "sdpa": "sdpa",
+    "flash_attn": "flash", "flash": "flash", "fa2": "flash", "fa3": "flash", "xformers": "flash",
+    "flex_attention": "flash", "flex": "flash", "sage": "flash", "sage_attention": "flash",
+    "sdpa": "sdpa",
     "eager": "eager", "disabled": "eager",
 }  # fmt: skip
 _EVERYTHING = ("all", "all-linear", "all_linear")

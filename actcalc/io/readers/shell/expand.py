@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from actcalc.errors import SpecError
@@ -79,6 +80,18 @@ class Variables:
         """Let a variable be unset."""
         self.arrays.pop(name, None)
         self.texts.pop(name, None)
+
+    def read(self, words: Sequence[str], text: str) -> None:
+        """``read [-r] [-a] NAME... <<< text``: the last name takes what is left over."""
+        names = [word for word in words if not word.startswith("-")]
+        mark = self.texts.pop("IFS", "").strip() or None
+        if "-a" in words and names:
+            self.texts.pop(names[0], None)
+            self.arrays[names[0]] = text.split(mark)
+            return
+        pieces = text.split(mark, len(names) - 1) if len(names) > 1 else [text.strip()]
+        for name, piece in zip_longest(names, pieces[: len(names)], fillvalue=""):
+            self.put(name, piece)
 
     def pass_on(self, words: Sequence[str] | None) -> list[str] | None:
         """Let the arguments (``$1``, ``$@``, ``$#``) be these; those before (None: none)."""

@@ -20,6 +20,8 @@ _SUBCOMMANDS = {"llamafactory-cli": ("train",), "axolotl": ("train",), "tune": (
                 "trl": ("sft", "dpo", "grpo", "kto", "reward")}  # fmt: skip
 _ELASTIC = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _MOST_TOLD = 12
+_OPTION = re.compile(r"--?[A-Za-z]|[+~]{0,2}[A-Za-z_]\w*(\.\w+)+=")
+"""How an option begins, or a dotted override."""
 
 
 @dataclass
@@ -137,7 +139,7 @@ def _options(
             name, values = assigned[1], [assigned[2]]
         elif re.match(r"--?[A-Za-z]", word):
             name, values = word.lstrip("-"), []
-            while at < len(words) and not re.match(r"--?[A-Za-z]", words[at]):
+            while at < len(words) and not _OPTION.match(words[at]):
                 values.append(words[at])
                 at += 1
         else:
@@ -188,15 +190,19 @@ _PLACES = re.compile(
 """Options that say where things are, or how long and how fast is learned: they are told last."""
 
 
+def of_place(unknown: str) -> bool:
+    """Whether what is not known is where something is, or how long is learned."""
+    return _PLACES.match(unknown) is not None
+
+
 def unknown_note(unknown: Sequence[str]) -> tuple[str, ...]:
     """One note on what only running the script would tell, what may matter here first."""
     if not unknown:
         return ()
-    told = sorted(dict.fromkeys(unknown), key=lambda each: bool(_PLACES.match(each)))
+    told = sorted(dict.fromkeys(unknown), key=of_place)
     more = f" and {len(told) - _MOST_TOLD} more" if len(told) > _MOST_TOLD else ""
     return (
-        "Known only when the script runs, and left at its default: "
-        f"{', '.join(told[:_MOST_TOLD])}{more}.",
+        f"Known only when it runs, and left at its default: {', '.join(told[:_MOST_TOLD])}{more}.",
     )
 
 

@@ -83,7 +83,9 @@ class _Lexer:
             if self.peek(len(operator)) == operator and operator != "((":
                 self.step(len(operator))
                 return Token("operator", operator, line)
-        if redirected := re.match(r"\d*(<<-?|&>>?|>>|>&|<&|<|>)", self.text[self.at : self.at + 8]):
+        if redirected := re.match(
+            r"\d*(<<<|<<-?|&>>?|>>|>&|<&|<|>)", self.text[self.at : self.at + 8]
+        ):
             return self._redirection(redirected, line)
         return self._word(line)
 
@@ -114,7 +116,9 @@ class _Lexer:
         self.step(len(found[0]))
         self._blanks()
         target = self._word(line).text if self.peek() not in ("", "\n") else ""
-        if found[1].startswith("<<") and not target.startswith("<"):
+        if found[1] == "<<<":
+            return Token("herestring", target, line)
+        if found[1].startswith("<<"):
             self.pending.append(target.strip("'\""))
             return Token("heredoc", target, line)
         return Token("redirection", target, line)

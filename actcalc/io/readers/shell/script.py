@@ -370,8 +370,10 @@ class _Follower:
     def simple(self, mode: Mode) -> bool | None:
         """One command up to an operator: an assignment, a test, or something that would run."""
         raw: list[Token] = []
+        given: Token | None = None
         while (token := self.peek()) and token.kind != "operator":
             self.at += 1
+            given = token if token.kind == "herestring" else given
             if token.kind == "heredoc" and mode != "skip":
                 self.tell("a here-document is not read", token.line)
             if token.kind in ("word", "array"):
@@ -403,6 +405,8 @@ class _Follower:
             self.text(" ".join(words[1:]), line, mode)
         elif (inner := handed_over(words)) is not None:
             self.text(inner, line, mode)
+        elif name == "read" and given and mode == "run":
+            self.variables.read(words[1:], self.variables.joined(given.text, given.line))
         elif name == "unset" and mode == "run":
             for word in words[1:]:
                 self.variables.drop(word)
