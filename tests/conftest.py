@@ -28,13 +28,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--agreement-runs",
         type=int,
-        default=30,
-        help="random runs on which commands must agree (default 30)",
+        default=10,
+        help="random runs on which commands must agree (default 10)",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     sweeps.ALL = "not sweep" not in config.option.markexpr
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A sample of each test's cases, before what is marked as a sweep is deselected."""
+    sweeps.leave_out(items)
 
 
 LEFT_OUT = pytest.StashKey[int]()

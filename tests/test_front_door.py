@@ -234,3 +234,32 @@ def _shell(folder, *command: str) -> str:
     program.chmod(0o755)
     env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "XDG_CONFIG_HOME": str(folder)}
     return subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
+
+
+def test_every_flag_of_a_run_alone_is_explained(cli):
+    from actcalc.answers.explain.terms import explains
+    from actcalc.cli.app import LazyGroup
+
+    params = LazyGroup(name="actcalc").get_command(None, "memory").params
+    flags = [each.opts[0] for each in params if each.opts[0].startswith("--")]
+    known = [flag for flag in flags if explains(flag)]
+    assert {"--zero", "--qlora", "--sp", "--attention"} <= set(known)
+    for flag in ("--zero", "--qlora", "--deepspeed", "--fsdp"):
+        done = cli("explain", flag)
+        assert (done.code, done.err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (("gpt2", "-tp", "8"), "did you mean --tp?"),
+        (("memory", "gpt2", "--tokens-per-second", "3"), "mfu takes --tokens-per-second"),
+        (("compare", "gpt2", "--optimizer", "sgd"), "use --set optimizer=VALUE here; memory, plan"),
+        (("compare", "gpt2", "--qlora"), "hint: memory, plan"),
+        (("explain", "--tp", "8"), "`actcalc explain 34 --tp 8`"),
+    ],
+)
+def test_an_option_of_another_command_names_who_takes_it(cli, args, hint):
+    done = cli(*args)
+    assert done.code == 2
+    assert hint in done.err

@@ -19,7 +19,6 @@ from actcalc.io.hf import read_config
 from actcalc.io.hub.write import differences, with_changes, without_dropout, write_config
 from actcalc.io.runs import load_run
 from tests.conftest import DATA, load_data
-from tests.sweeps import sampled
 
 BLOCK = """
 import torch
@@ -93,7 +92,7 @@ def test_preset_becomes_a_config_that_reads_back(name):
     json.dumps(config, allow_nan=False)
 
 
-@pytest.mark.parametrize("name", sampled(presets.names("models")))
+@pytest.mark.parametrize("name", presets.names("models"))
 def test_transformers_understands_that_config(name, torch):
     """Its own configuration class, given the keys, says the same model."""
     from actcalc.measure.hf import build_config
@@ -111,7 +110,7 @@ def test_transformers_understands_that_config(name, torch):
 SHORT = {"seq": 128, "micro_batch": 2, "precision": "bf16"}
 
 
-@pytest.mark.parametrize("name", sampled(presets.names("models")))
+@pytest.mark.parametrize("name", presets.names("models"))
 def test_presets_are_predicted_to_the_byte(name, torch):
     """Every preset that transformers can build: three layers, embedding, head and parameters."""
     from actcalc.answers.measure import measure_run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
@@ -14,7 +15,7 @@ from typer.core import TyperGroup
 from actcalc import __version__
 from actcalc.cli.choices import SHELLS, examples, option
 from actcalc.cli.convert import plain, use_plain_conversion
-from actcalc.cli.words import plainly
+from actcalc.cli.words import meant, plainly
 from actcalc.errors import SpecError, file_error, shorten, suggestion
 from actcalc.io import presets
 
@@ -79,7 +80,7 @@ class LazyGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Insert the default command before a model's name or its options."""
-        return super().parse_args(ctx, route(plainly(args)))
+        return super().parse_args(ctx, _flag_asked(args) or route(plainly(args)))
 
 
 def _help(command: Any, ctx: Any) -> str:
@@ -89,6 +90,16 @@ def _help(command: Any, ctx: Any) -> str:
     inner = getattr(command, "commands", None)
     listed = inner and {name: each.get_short_help_str(90) for name, each in inner.items()}
     return help_text(command, ctx, listed)
+
+
+def _flag_asked(args: list[str]) -> list[str] | None:
+    """``explain --FLAG``: a flag alone is the term asked for, no option of the command."""
+    if len(args) != 2 or args[0] != "explain" or not args[1].startswith("--"):
+        return None
+    from actcalc.answers.explain.terms import explains
+
+    flag = meant(args[1])
+    return ["explain", "--", flag] if explains(flag) else None
 
 
 def route(args: list[str]) -> list[str]:
@@ -224,15 +235,36 @@ def run(args: Sequence[str]) -> int:
 
 
 def _elsewhere(message: str, context: Any) -> str:
-    """How to give a training option to a command that has it only as a field of --set."""
-    from actcalc.cli.options import MemoryOptions
-
-    unknown = re.match(r"no such option: --([a-z-]+)", message, re.IGNORECASE)
-    field = unknown.group(1).replace("-", "_") if unknown else ""
-    flags = {flag for param in context.command.params for flag in param.opts} if context else ()
-    if "--set" not in flags or field not in MemoryOptions.__dataclass_fields__:
+    """Who takes an option that a command does not have, and how to say it here."""
+    unknown = re.match(r"no such option: (--?[a-z0-9-]+)", message, re.IGNORECASE)
+    if unknown is None or context is None:
         return ""
-    return f"use --set {field}=VALUE here; memory, plan and mfu take --{field.replace('_', '-')}"
+    flag, field = unknown.group(1), unknown.group(1).lstrip("-").replace("-", "_")
+    own = {name for param in context.command.params for name in param.opts}
+    if not flag.startswith("--"):
+        dashed = [word for word in sys.argv[1:] if word.startswith(flag) and "-" + word in own]
+        return f"did you mean -{dashed[0]}?" if dashed else ""
+    takers = _takers(flag)
+    if not takers:
+        return ""
+    names = ", ".join(takers[:-1]) + " and " + takers[-1] if len(takers) > 1 else takers[0]
+    who = f"{names} take{'s' * (len(takers) == 1)} {flag}"
+    from actcalc.specs.training import Training
+
+    settable = "--set" in own and field in Training.__dataclass_fields__
+    return f"use --set {field}=VALUE here; {who}" if settable else who
+
+
+def _takers(flag: str) -> list[str]:
+    """The commands that have an option."""
+    group = LazyGroup(name="actcalc")
+    found = []
+    for name in COMMANDS:
+        command = group.get_command(None, name) if name != "help" else None
+        params = command.params if command is not None else ()
+        if any(flag in param.opts for param in params):
+            found.append(name)
+    return found
 
 
 def _usage(error: Exception) -> SpecError:

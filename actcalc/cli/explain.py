@@ -10,6 +10,7 @@ import typer
 from actcalc.answers.explain.listing import Terms, terms
 from actcalc.answers.explain.terms import OVERHEAD, TERMS, Explanation, explain_term, term_of
 from actcalc.cli.choices import argument, examples
+from actcalc.cli.given import given_words
 from actcalc.cli.options import (
     OptionalModel,
     OutputOptions,
@@ -65,6 +66,11 @@ def explain(
     """How a number is derived, in a few lines, with its source; without a TERM, all terms."""
     chosen_format(output)
     if term is None:
+        if given := given_words((), options, timing):
+            raise SpecError(
+                f"explain without a term lists all terms, and {' '.join(given[:2])} changes none",
+                f"name a term, e.g. `actcalc explain 34 {' '.join(given)}`",
+            )
         found = listing()
         emit(lambda: terms_sheets(found), found.document, output)
         return 0

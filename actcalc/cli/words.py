@@ -63,6 +63,12 @@ WORDS: tuple[Word, ...] = (
 _ROWS = {word: row for row in WORDS for word in row.words}
 
 
+def meant(word: str) -> str:
+    """The option that an everyday word stands for first; any other word is itself."""
+    row = _ROWS.get(word)
+    return row.means[0] if row else word
+
+
 def plainly(args: Sequence[str]) -> list[str]:
     """The arguments with the options that everyday words stand for.
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from actcalc.answers.explain.term import KORTHIKANTI, MCKP, Body, Term, gb
 from actcalc.io.devices import load_device
+from actcalc.memory.replay import replayed
 from actcalc.memory.stage import StageMemory
 from actcalc.plan.options import Costs
 from actcalc.run.staged import StagedRun
@@ -106,6 +107,18 @@ def _plan(staged: StagedRun) -> Body:
 
 
 _QUARTER = 4
+_WHOLE_GPU = (
+    "policy",
+    "recompute_method",
+    "recompute_num_layers",
+    "schedule",
+    "zero",
+    "global_batch",
+    "layers_per_stage",
+    "vpp",
+    "device",
+)
+"""Options that what a whole GPU holds depends on."""
 
 
 def _greedy(staged: StagedRun) -> Body:
@@ -143,6 +156,45 @@ def _greedy(staged: StagedRun) -> Body:
     )
 
 
+def _reserved(staged: StagedRun) -> Body:
+    run = staged.run
+    lines = [
+        "Tensors live in segments that PyTorch's allocator takes from the device and keeps. What "
+        "tensors use is allocated; all segments together are reserved: out of memory is said of "
+        "these, and the driver shows them with what lies outside the allocator.",
+        "A request is rounded to 512 B. Up to 1 MiB it comes from segments of 2 MiB, below 10 MiB "
+        "from segments of 20 MiB, above from one of its own size, rounded to 2 MiB. The smallest "
+        "free block that is large enough is taken and its rest split off; free neighbours of one "
+        "segment join, those of two segments never do. That is fragmentation.",
+        "The requests of two steps are replayed by these rules, each stream with blocks of its "
+        "own; where the device has no more, free segments go back to it first.",
+    ]
+    results = []
+    for name in run.policies or ("none", "full"):
+        work = StageMemory(staged, staged.policy(name))
+        figures = [work.figure(stage) for stage in range(run.layout.pp)]
+        top = replayed(work, max(figures, key=lambda figure: figure.total_bytes))
+        most, expandable = top.reserved_bytes, top.reserved_expandable_bytes
+        if most is None or expandable is None:
+            lines.append(f"{name}: a step of too many layers to be replayed.")
+            continue
+        where = f" on stage {top.stage}" if run.layout.pp > 1 else ""
+        results.append(f"{name}: {gb(most)} reserved{where}.")
+        lines += [
+            f"{name}: {top.peak_bytes:,} B allocated at most{where}, {most:,} B reserved "
+            f"({percent(most / top.peak_bytes - 1, 1)} more)",
+            f"    with expandable_segments {expandable:,} B "
+            f"({percent(expandable / top.peak_bytes - 1, 1)} more): a pool is one segment that "
+            "grows, so that all free neighbours join",
+        ]
+    return Body(
+        title="what the allocator takes from the device",
+        result=" ".join(results) or "Too many layers in a step to be replayed.",
+        lines=tuple(lines),
+        source="PyTorch, c10/cuda/CUDACachingAllocator.cpp; torch.cuda.max_memory_reserved",
+    )
+
+
 TERMS = (
     Term(
         "peak",
@@ -162,18 +214,26 @@ TERMS = (
             "vram",
         ),
         flags=("device", "device_memory", "headroom", "max"),
-        heeds=(
-            "policy",
-            "recompute_method",
-            "recompute_num_layers",
-            "schedule",
-            "zero",
-            "global_batch",
-            "layers_per_stage",
-            "vpp",
-            "device",
-        ),
+        heeds=_WHOLE_GPU,
         layout={"tp": 8, "sp": True, "pp": 8},
+    ),
+    Term(
+        "reserved",
+        "what the allocator takes from the device",
+        _reserved,
+        words=(
+            "fragmentation",
+            "allocator",
+            "caching allocator",
+            "expandable_segments",
+            "expandable segments",
+            "reserved memory",
+            "max_memory_reserved",
+            "nvidia-smi",
+        ),
+        heeds=_WHOLE_GPU,
+        model="llama-3-8b",
+        layout={"tp": 2, "sp": True},
     ),
     Term(
         "plan",

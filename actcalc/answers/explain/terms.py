@@ -108,6 +108,11 @@ def is_overhead(term: str) -> bool:
     return term_of(term) == OVERHEAD
 
 
+def explains(flag: str) -> bool:
+    """Whether an option of the command line, as it is typed, is explained by some term."""
+    return flag.lstrip("-").replace("-", "_") in _FLAGS
+
+
 def term_of(text: str, run: Run | None = None) -> str:
     """The term that ``text`` names: a term, a word, a flag, a formula that ``run`` prints.
 
