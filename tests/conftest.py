@@ -28,8 +28,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--agreement-runs",
         type=int,
-        default=10,
-        help="random runs on which commands must agree (default 10)",
+        default=6,
+        help="random runs on which commands must agree (default 6)",
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-CASES = 8
+CASES = 5
 """Cases of one test that every run has, where it has more."""
 
 ALL = True
@@ -25,10 +25,14 @@ def sampled(values: Iterable[Any], keep: Collection[Any]) -> list[Any]:
 
 
 def leave_out(items: Iterable[pytest.Item]) -> None:
-    """Mark as a sweep all but ``CASES`` of each test's cases, evenly spread."""
+    """Mark as a sweep all but ``CASES`` of each test's cases, evenly spread.
+
+    Of a test that is marked ``each`` all cases stay: they are quick, and a step of a recipe
+    that was forgotten shows in any of them.
+    """
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("sweep") is None:
+        if not (item.get_closest_marker("sweep") or item.get_closest_marker("each")):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in tests.values():
         last = len(cases) - 1

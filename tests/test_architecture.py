@@ -16,6 +16,8 @@ import pytest
 
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.each
+
 PAGE = ROOT / "docs" / "architecture.md"
 ABOVE = {"__main__", "api", "__init__"}  # the package's own front: may import everything
 FILES = sorted((ROOT / "actcalc").rglob("*.py"))

@@ -287,6 +287,7 @@ def test_every_format_of_the_contract_is_there():
 # --- pictures of the documentation ---------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_pictures_of_the_documentation_are_what_is_drawn_now():
     """``python -m benchmarks.pictures`` draws them anew."""
     from actcalc.render.charts.draw import vega_lite

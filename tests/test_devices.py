@@ -10,6 +10,8 @@ from actcalc.errors import SpecError
 from actcalc.io import presets
 from actcalc.specs.device import Device
 
+pytestmark = pytest.mark.each
+
 NAMES = presets.names("devices")
 PROMISED = """
 a10 a100-40gb a100-80gb a100-pcie-40gb a100-pcie-80gb a10g a30 a40 a800-80gb ascend-910b

@@ -41,6 +41,7 @@ def shown(notebook: Any) -> list[list[str]]:
     return found
 
 
+@pytest.mark.sweep
 def test_the_notebook_runs_and_shows_what_it_shows():
     nbformat = pytest.importorskip("nbformat", reason="needs nbformat")
     for package in ("nbclient", "ipykernel", "pandas"):

@@ -11,6 +11,8 @@ from actcalc.io.sources import source
 from actcalc.specs import Model, Workload
 from actcalc.specs.validate import build
 
+pytestmark = pytest.mark.each
+
 MODELS = presets.names("models")
 
 

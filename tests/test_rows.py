@@ -34,6 +34,8 @@ from actcalc.specs.schedules import SCHEDULES, PipelineSchedule
 from actcalc.specs.workload import Workload
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.each
+
 ROW_CLASSES = (Optimizer, Recipe, Module, PipelineSchedule, Format)
 TABLES = {
     "optimizers": OPTIMIZERS,

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
+from tests.sweeps import sampled
 
 SECONDS, BYTES = 10.0, 500_000_000
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="measured by Linux's /proc")
@@ -63,25 +64,25 @@ def bounded(args: list[str], cwd: Path) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "gpt-oss-20b --layers 2147483648",
-        "gpt-oss-20b --layers 1024",
-        "compare gpt-oss-20b --layers 100000 --device h100-80gb",
-        "memory gpt3-175b --layers 100000 --pp 1000 --vpp 100",
-        "memory gpt3-175b --layers 256 --pp 256",
-        "memory gpt3-175b --layers 1024 --pp 16 --vpp 16",
-        "compare gpt3-175b --pp 8 --schedule dualpipe-v --device h100-80gb --global-batch 1048576",
-        "compare gpt3-175b --pp 8 --schedule zb-v --device h100-80gb --global-batch 4294967296",
-        "plan deepseek-v2 --offload --device a10 --memory 0.5GiB --layers 12",
-        "plan llama-4-scout --offload --device h100-80gb --memory 60GB --activations-only",
-        "plan deepseek-v3 --memory 3000GB",
-        "plan gemma-3-27b --layers 1000 --memory 900GB --memory-model timeline",
-        "plan gemma-3-27b --layers 10000 --memory 900GB --memory-model timeline",
-        "plan gpt3-175b --layers 256 --pp 256 --memory 80GB",
-    ],
+LINES = (
+    "gpt-oss-20b --layers 2147483648",
+    "gpt-oss-20b --layers 1024",
+    "compare gpt-oss-20b --layers 100000 --device h100-80gb",
+    "memory gpt3-175b --layers 100000 --pp 1000 --vpp 100",
+    "memory gpt3-175b --layers 256 --pp 256",
+    "memory gpt3-175b --layers 1024 --pp 16 --vpp 16",
+    "compare gpt3-175b --pp 8 --schedule dualpipe-v --device h100-80gb --global-batch 1048576",
+    "compare gpt3-175b --pp 8 --schedule zb-v --device h100-80gb --global-batch 4294967296",
+    "plan deepseek-v2 --offload --device a10 --memory 0.5GiB --layers 12",
+    "plan llama-4-scout --offload --device h100-80gb --memory 60GB --activations-only",
+    "plan deepseek-v3 --memory 3000GB",
+    "plan gemma-3-27b --layers 1000 --memory 900GB --memory-model timeline",
+    "plan gemma-3-27b --layers 10000 --memory 900GB --memory-model timeline",
+    "plan gpt3-175b --layers 256 --pp 256 --memory 80GB",
 )
+
+
+@pytest.mark.parametrize("line", sampled(LINES, LINES[:3]))
 def test_what_took_minutes(line, tmp_path):
     code, out, err = bounded(line.split(), tmp_path)
     assert out if code < 2 else "hint: " in err
@@ -104,7 +105,7 @@ FILES: dict[str, Callable[[], str]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("command", ["compare", "plan"])
+@pytest.mark.parametrize("command", sampled(["compare", "plan"], ["compare"]))
 def test_files(name, command, tmp_path):
     (tmp_path / name).write_text(FILES[name]())
     code, _, err = bounded([command, name], tmp_path)
@@ -145,7 +146,7 @@ def tangled(count: int, model: str, layers: int) -> dict[str, Any]:
 MODELS = ("stored", "stored+working", "timeline", "stored+working+segments")
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", sampled(MODELS, MODELS[2:3]))
 @pytest.mark.parametrize(
     "problem",
     [lambda m: powers(20, m), lambda m: powers(40, m, 12), lambda m: tangled(60, m, 30)],

@@ -21,6 +21,8 @@ from actcalc.layers.model import model_graph, parameters
 from actcalc.specs import Layout, Mla, Model, Moe, Workload
 from actcalc.specs.validate import build
 
+pytestmark = pytest.mark.each
+
 CASES = json.loads((Path(__file__).parent.parent / "data" / "hub_types.json").read_text())["cases"]
 
 

@@ -20,6 +20,7 @@ from actcalc.plan.cheapest import POLICY, Axes, Cheapest, merged
 from actcalc.plan.remedies import REMEDIES
 from actcalc.plan.trials import Trials
 from tests.conftest import ROOT
+from tests.sweeps import sampled
 
 RUNS = {
     "one GPU": ("llama-3-8b", {"device": "rtx-4090", "workload": {"seq": 2048, "micro_batch": 4}}),
@@ -54,6 +55,9 @@ RUNS = {
     ),
 }  # fmt: skip
 
+USUAL = {*RUNS} - {"a pipeline", "experts"}
+"""Runs that every run of the tests has."""
+
 
 @cache
 def run_of(name: str):
@@ -67,7 +71,7 @@ def advice(name: str) -> Advice:
     return Advice(Trials(run), run.budget_bytes)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", sampled(RUNS, USUAL))
 def test_a_remedy_is_the_run_that_its_flags_make(name, cli):
     """``memory`` of the flags says the bytes that the remedy says, and whether they fit."""
     given = [*_words(name)]
@@ -82,7 +86,7 @@ def test_a_remedy_is_the_run_that_its_flags_make(name, cli):
         assert one.freed_bytes == found.total_bytes - total
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", sampled(RUNS, USUAL))
 def test_the_command_of_a_combination_fits(name, cli):
     found = advise_run(run_of(name), given=_words(name))
     every = [found.combination, *found.alternatives, found.more_gpus]
@@ -141,7 +145,7 @@ def test_no_combination_that_fits_is_cheaper(name, share):
     assert trials.seconds(change) <= best * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", sampled(RUNS, USUAL))
 def test_a_combination_needs_each_of_its_parts(name):
     """Without any one it does not fit, or is slower than the run is and than all of them are."""
     mine = advice(name)

@@ -237,7 +237,13 @@ def _mixed(rivals: Rivals, stage: Any, first: str, second: str, count: int) -> t
         ("llama-3-8b", {"tp": 4, "sp": True, "pp": 2}, {}, None),
         ("llama-3.1-8b", {"zero": 3, "dp": 8}, {"seq": 32768}, None),
         ("gpt3-175b", {"tp": 8, "sp": True, "pp": 8, "vpp": 2}, {}, "megatron"),
-        ("deepseek-v3", {"ep": 8, "dp": 8, "zero": 1}, {}, "megatron"),
+        pytest.param(
+            "deepseek-v3",
+            {"ep": 8, "dp": 8, "zero": 1},
+            {},
+            "megatron",
+            marks=pytest.mark.sweep,
+        ),
         ("gpt2", {}, {"micro_batch": 8}, "transformers"),
     ],
 )
@@ -335,7 +341,7 @@ def test_megatron_flags() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", sampled(["gpt3-175b", "gpt-oss-20b", "deepseek-v3"], ("gpt3-175b", "deepseek-v3"))
+    "name", sampled(["gpt3-175b", "gpt-oss-20b", "deepseek-v3"], ("gpt3-175b",))
 )
 def test_both_searches_find_the_same_optimum(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By single deviations, and in two halves of the layers."""

@@ -16,6 +16,8 @@ from actcalc.layers.model import model_graph, parameters
 from actcalc.specs import Layout, Model, Workload
 from actcalc.specs.validate import build
 
+pytestmark = pytest.mark.each
+
 DATA = Path(__file__).parent.parent / "data"
 COUNTED: dict[str, dict[str, Any]] = json.loads((DATA / "parameters.json").read_text())["models"]
 STATED = {
