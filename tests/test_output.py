@@ -344,3 +344,12 @@ def test_on_and_off_are_words_of_a_setting(cli):
         return value
 
     assert kept("on") == kept("auto") != kept("off")
+
+
+@pytest.mark.parametrize("command", ["memory", "compare", "plan", "mfu"])
+def test_the_header_says_what_images_and_completions_there_are(cli, command):
+    without = cli(command, "llava-1.5-7b", "--device", "h200", columns=120)
+    assert "No image is counted" in without.out + without.err
+    done = cli(command, "llava-1.5-7b", "--device", "h200", "--image-tokens", 576, columns=120)
+    assert "No image is counted" not in done.out + done.err
+    assert "image tokens 576" in " ".join(done.out.split())

@@ -49,5 +49,8 @@ def header(staged: StagedRun) -> dict[str, Any]:
 
 def run_notes(staged: StagedRun) -> list[str]:
     """What every answer says of a run: warnings of its reader, notes of its layers."""
+    run = staged.run
     notes = [note for kind in staged.kinds for note in kind.graph.notes]
-    return list(dict.fromkeys([*staged.run.warnings, *notes]))
+    if run.model.tower and not run.workload.image_tokens:
+        notes.append("No image is counted: --image-tokens N adds those of a sequence.")
+    return list(dict.fromkeys([*run.warnings, *notes]))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from actcalc.answers.header import RunAnswer, header
+from actcalc.answers.header import RunAnswer, header, run_notes
 from actcalc.answers.plan_changes import UNTRIED, planned_changes
 from actcalc.errors import SpecError
 from actcalc.plan.figures import (
@@ -261,9 +261,7 @@ def frontier(planner: RunPlanner, points: int) -> tuple[PointFigure, ...]:
 
 def _notes(planner: RunPlanner, plans: Sequence[Plan]) -> tuple[str, ...]:
     run = planner.run
-    notes = list(run.warnings)
-    notes += [note for kind in planner.model.kinds for note in kind.graph.notes]
-    notes += _model_notes(planner)
+    notes = [*run_notes(planner.staged), *_model_notes(planner)]
     if run.policies:
         notes.append(
             f"The policy {', '.join(run.policies)} has no effect here: the plan is what is looked "

@@ -286,7 +286,15 @@ def run_lines(
     dropout = workload["dropout"] and (model["hidden_dropout"] or model["attention_dropout"])
     work = [
         f"s {workload['seq']:,}",
-        *([f"decoder {workload['decoder_seq']:,}"] if workload["decoder_seq"] else []),
+        *(
+            f"{name} {workload[field]:,}"
+            for name, field in (
+                ("decoder", "decoder_seq"),
+                ("image tokens", "image_tokens"),
+                ("scored", "completion"),
+            )
+            if workload[field]
+        ),
         f"b {workload['micro_batch']}",
         workload["precision"],
         *([f"{workload['attention']} attention"] if _has(model, "*") else []),

@@ -43,6 +43,8 @@ def extra_words(training: Mapping[str, Any]) -> list[str]:
         first = training["freeze"]
         which = f"first {first} layers" if first > 0 else f"all layers but the last {-first}"
         words.append(f"{which} and embedding frozen")
+    if training["tower"] == "frozen":
+        words.append("vision tower frozen")
     if training["galore_rank"]:
         words.append(f"GaLore r {training['galore_rank']}")
     if training["offload"] != "none":
