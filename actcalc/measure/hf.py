@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,9 +29,10 @@ _TASKS = (
     "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    "MODEL_MAPPING_NAMES",
 )
-"""Heads to try when the configuration names none. Encoders also have a causal head, which
-nobody trains them with, hence the order."""
+"""Heads to try when the configuration names none, and last the model without one. Encoders also
+have a causal head, which nobody trains them with, hence the order."""
 
 
 def require_transformers() -> Any:
@@ -181,9 +183,13 @@ def model_class(config: Any, name: str | None = None) -> Any:
         known = getattr(auto, task).get(config.model_type)
         if known is not None:
             return getattr(transformers, known[0] if isinstance(known, tuple) else known)
+    # A part of a model, such as a tower, is listed nowhere; its class is named as its settings.
+    part = getattr(transformers, type(config).__name__.removesuffix("Config") + "Model", None)
+    if part is not None:
+        return part
     raise SpecError(
-        f"transformers {transformers.__version__} has no language model or image classifier "
-        f"for model_type {config.model_type!r}",
+        f"transformers {transformers.__version__} has no model for model_type "
+        f"{config.model_type!r}",
         hint="measure it as a module: --module path.py:factory",
     )
 
@@ -289,10 +295,9 @@ def example_batch(
             )
         height, width = size if isinstance(size, list | tuple) else (size, size)
         channels = getattr(config, "num_channels", 3)
-        return {
-            "pixel_values": torch.randn(batch, channels, height, width, device=device, dtype=dtype),
-            "labels": torch.randint(0, config.num_labels, (batch,), device=device),
-        }
+        pixels = torch.randn(batch, channels, height, width, device=device, dtype=dtype)
+        labels = torch.randint(0, config.num_labels, (batch,), device=device)
+        return _taken(model, {"pixel_values": pixels, "labels": labels})
     vocab = config.get_text_config().vocab_size
     labels = torch.randint(0, vocab, (batch, decoder_seq or seq), device=device)
     if model.main_input_name == "input_features":
@@ -304,11 +309,19 @@ def example_batch(
         mask = torch.ones(batch, seq, dtype=torch.int64, device=device)
         mask[:, -1] = 0
         made["attention_mask"] = mask
+    made = _taken(model, made)
     if images:
         made |= images_of(
             config, images, image_tokens, batch=batch, seq=seq, dtype=dtype, device=device
         )
     return made
+
+
+def _taken(model: Any, batch: dict[str, Any]) -> dict[str, Any]:
+    """The batch without labels where the model has no head, and so no loss."""
+    if "labels" in inspect.signature(model.forward).parameters:
+        return batch
+    return {name: value for name, value in batch.items() if name != "labels"}
 
 
 def _language(model: Any) -> Any:

@@ -46,7 +46,9 @@ class Step:
 
 
 def loss_of(output: Any) -> Any:
-    """Return the tensor to run backward from: ``output.loss``, or the first float tensor.
+    """Return the tensor to run backward from.
+
+    ``output.loss``, or an encoder's ``pooler_output``, or the first float tensor.
 
     Raises:
         SpecError: nothing in the output has a gradient.
@@ -54,7 +56,9 @@ def loss_of(output: Any) -> Any:
     torch = require_torch()
     from torch.utils._pytree import tree_leaves
 
-    named = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    named = _named(output, "loss")
+    if not isinstance(named, torch.Tensor):
+        named = _named(output, "pooler_output")
     candidates = [named] if isinstance(named, torch.Tensor) else tree_leaves(output)
     if isinstance(output, Mapping) and not isinstance(named, torch.Tensor):
         candidates = tree_leaves(list(output.values()))
@@ -65,6 +69,10 @@ def loss_of(output: Any) -> Any:
         "the module returned nothing that has a gradient",
         hint="the output must be a tensor, or hold one, that depends on the parameters",
     )
+
+
+def _named(output: Any, name: str) -> Any:
+    return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
 
 
 def storages(tensors: Sequence[Any]) -> set[int]:

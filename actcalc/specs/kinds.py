@@ -211,6 +211,7 @@ _PYTORCH: Mapping[str, Kind] = {
             "interleaved_fp32": "the same in fp32 (modeling_codegen.py)",
             "interleaved_layer": "tables repeated in every layer (modeling_glm.py)",
             "interleaved_layer_fp32": "the same in fp32 (modeling_ernie4_5.py)",
+            "half_patches": "patches alone, not the tokens before them (modeling_dinov3_vit.py)",
             "complex": "complex64, tables made per run (modeling_deepseek_v2.py)",
             "complex_buffer": "complex64, the table a buffer (torchtitan llama3 model.py)",
         },

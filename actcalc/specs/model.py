@@ -97,7 +97,7 @@ class Model(Spec):
     """Vocabulary entries (v), as in the embedding table, before tensor-parallel padding (0: none,
     for a model that reads patches)."""
     max_positions: Count = 0
-    """Learned positions in the table (0: none)."""
+    """Learned positions in the table (0: none); of rotary image models the tokens of an image."""
     decoder_positions: Count = 0
     """Learned positions in a decoder's own table (0: as many as ``max_positions``)."""
     position: Literal["learned", "rotary", "alibi", "relative", "none"] = "learned"
@@ -124,6 +124,8 @@ class Model(Spec):
     """pre; post (BERT: after the residual); sandwich (Gemma 2: both); post_sublayer (OLMo 2)."""
     fp32_stream: bool = False
     """The stream between layers is kept in fp32 (Mamba's ``residual_in_fp32``)."""
+    layer_scale: bool = False
+    """Each part of a layer is multiplied by a learned vector before it is added (DINOv2)."""
     parallel: Literal["none", "one_norm", "two_norms"] = "none"
     """Attention and feed-forward read the same input, after one shared or two norms."""
     final_norm: bool = True
@@ -202,18 +204,33 @@ class Model(Spec):
 
     tied: bool = True
     """The output head shares the embedding's weight."""
-    head: Literal["lm", "mlm", "classifier", "score", "none"] = "lm"
+    head: Literal["lm", "mlm", "classifier", "score", "pooled", "none"] = "lm"
     """What follows the last layer: language model, masked LM (BERT), classifier, a score of every
-    token of which the last counts (a reward model), nothing."""
+    token of which the last counts (a reward model), a sequence's tokens made one for a loss outside
+    (CLIP), nothing."""
+    pooling: Literal["first", "last", "picked", "mean", "first_and_mean", "attention"] = "first"
+    """What a classifier or a pooled output reads of a sequence: one token, first, last or picked by
+    its id (CLIP), the mean of tokens, both side by side (DINOv2), or what a learned query finds
+    (SigLIP)."""
+    pooled_norm: bool = False
+    """The last normalisation is of the pooled token alone (CLIP's vision tower)."""
     sentence_head: bool = False
     """A second head beside that of a masked language model: a dense layer over the first token and
     a classifier of the order of two sentences (Megatron's BERT)."""
     head_bias: bool = False
     """The output projection has a bias."""
     labels: Count = 0
-    """Classes of a classifier head."""
+    """Classes of a classifier head; width of a pooled output's projection (0: none)."""
     patches: Count = 0
     """Input values of one patch of a vision transformer (channels · patch²); 0: text."""
+    prefix_tokens: Count = 1
+    """Learned tokens before an image's patches: class token, registers (SigLIP: 0)."""
+    registers: Count = 0
+    """Those of the prefix tokens that have no position (DINOv2 with registers)."""
+    patch_bias: bool = True
+    """The projection of patches has a bias."""
+    mask_token: bool = False
+    """A token in place of hidden patches, which supervised training leaves alone (DINOv2)."""
     mel_bins: Count = 0
     """Frequencies of a spectrogram that an encoder reads through two convolutions (Whisper); 0:
     it reads tokens."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from actcalc.io.hub.blocks import BLOCKS
-from actcalc.io.hub.family import ACTIVATIONS, SIZES
+from actcalc.io.hub.family import ACTIVATIONS
 from actcalc.io.hub.mixers import MIXERS
 from actcalc.io.hub.reading import Reading
 from actcalc.io.hub.senses import SENSES
-from actcalc.io.hub.values import Values
 from actcalc.specs.base import MAX_LAYERS
 
 _POST_NORM = "apply_residual_connection_post_layernorm"
@@ -351,54 +350,6 @@ def _embedding_size(reading: Reading) -> None:
     width = reading.values.size(("embedding_size",)) or 128
     if width != reading.fields["hidden"]:
         reading.fields["embedding_dim"] = width
-
-
-@_adjust("patches")
-def _patches(reading: Reading) -> None:
-    """Patches of an image, a class token, and a classifier if there are labels."""
-    values, fields = reading.values, reading.fields
-    side = _pair(values, "image_size", 224)
-    patch = _pair(values, "patch_size", 16)
-    channels = values.size(("num_channels",), 4096) or 3
-    if side[0] % patch[0] or side[1] % patch[1]:
-        raise values.wrong("patch_size", f"does not divide image_size {side[0]}", "use a divisor")
-    count = (side[0] // patch[0]) * (side[1] // patch[1])
-    fields["patches"] = channels * patch[0] * patch[1]
-    fields["max_positions"] = count + 1
-    named = reading.outer.items("architectures") or []
-    labels = values.data.get("id2label")
-    given = len(labels) if isinstance(labels, Mapping) else values.size(("num_labels",))
-    if given or not named or any("Classification" in str(name) for name in named):
-        fields["head"] = "classifier"
-        fields["labels"] = given or 2
-    else:
-        fields["head"] = "none"
-
-
-def _pair(values: Values, key: str, default: int) -> tuple[int, int]:
-    found = values.data.get(key)
-    if isinstance(found, list | tuple):
-        if len(found) != 2:
-            raise values.wrong(key, "not a height and a width", "give one number or two")
-        pair = [Values({key: item}, values.path).integer(key, 1, 65536) for item in found]
-        return pair[0], pair[1]
-    one = values.integer(key, 1, 65536) if values.has(key) else default
-    return one, one
-
-
-@_adjust("siglip_head")
-def _siglip_head(reading: Reading) -> None:
-    """A projection of the pooled token follows the last norm."""
-    reading.fields["head"] = "classifier"
-    reading.fields["labels"] = reading.values.size(("projection_size",)) or reading.fields["hidden"]
-
-
-@_adjust("tower_positions")
-def _tower_positions(reading: Reading) -> None:
-    if not reading.fields.get("max_positions"):
-        siglip = reading.fields["family"] == "siglip_text_model"
-        reading.fields["max_positions"] = 64 if siglip else 77
-        reading.missing = [key for key in reading.missing if key != SIZES["positions"][0]]
 
 
 def _read_t5(reading: Reading, default: str) -> None:

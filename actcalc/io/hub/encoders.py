@@ -54,9 +54,104 @@ WHISPER = replace(
     adjust=("encoder_decoder", "whisper"),
 )
 
+VIT = Family(
+    code=_code("vit"),
+    facts={"position": "learned", "causal": False, "tied": False},
+    keys=_NO_GROUPS,
+    flags={"qkv_bias": ("qkv_bias", True)},
+    rates={
+        "hidden_dropout": (("hidden_dropout_prob",), 0.0),
+        "attention_dropout": (("attention_probs_dropout_prob",), 0.0),
+        "embedding_dropout": (("hidden_dropout_prob",), 0.0),
+    },
+    activation=("hidden_act", "gelu"),
+    windows="none",
+    vision=True,
+    adjust=("patches",),
+)
+DINOV2 = replace(
+    VIT,
+    code=_code("dinov2"),
+    facts={**VIT.facts, "layer_scale": True, "pooling": "first_and_mean"},
+    flags={"qkv_bias": ("qkv_bias", True), "mask_token": ("use_mask_token", True)},
+    adjust=("dinov2", "patches", "drop_path"),
+)
+DINOV3 = replace(
+    VIT,
+    code=_code("dinov3_vit"),
+    facts={**VIT.facts, "position": "rotary", "layer_scale": True, "mask_token": True},
+    flags={
+        "qkv_bias": ("query_bias", True),
+        "key_bias": ("key_bias", False),
+        "out_bias": ("proj_bias", True),
+        "mlp_bias": ("mlp_bias", True),
+        "gated": ("use_gated_mlp", False),
+    },
+    rates={"attention_dropout": (("attention_dropout",), 0.0)},
+    adjust=("dinov3", "patches", "drop_path"),
+)
+_RATE: dict[str, tuple[Keys, float]] = {"attention_dropout": (("attention_dropout",), 0.0)}
+_TOWER_SIZES = {"hidden": 768, "ffn": 3072, "layers": 12, "heads": 12}
+CLIP_VISION = replace(
+    VIT,
+    code=_code("clip"),
+    facts={
+        **VIT.facts, "embedding_norm": True, "patch_bias": False, "head": "pooled",
+        "pooled_norm": True,
+    },
+    flags={},
+    rates=_RATE,
+    activation=("hidden_act", "quick_gelu"),
+    defaults=_TOWER_SIZES,
+    adjust=("tower_patches",),
+)  # fmt: skip
+SIGLIP_VISION = replace(
+    CLIP_VISION,
+    code=_code("siglip"),
+    facts={**VIT.facts, "prefix_tokens": 0, "head": "pooled"},
+    activation=("hidden_act", "gelu_pytorch_tanh"),
+    adjust=("tower_patches", "siglip_pooling"),
+)
+CLIP_TEXT = Family(
+    code=_code("clip"),
+    facts={"position": "learned", "head": "pooled", "pooling": "picked", "tied": False},
+    keys=_NO_GROUPS,
+    rates=_RATE,
+    activation=("hidden_act", "quick_gelu"),
+    windows="none",
+    defaults={"hidden": 512, "ffn": 2048, "layers": 12, "heads": 8, "vocab": 49408},
+    adjust=("tower_positions",),
+)
+SIGLIP_TEXT = replace(
+    CLIP_TEXT,
+    code=_code("siglip"),
+    facts={**CLIP_TEXT.facts, "causal": False, "pooling": "last"},
+    activation=("hidden_act", "gelu_pytorch_tanh"),
+    defaults={**_TOWER_SIZES, "vocab": 32000},
+    adjust=("tower_positions", "siglip_head"),
+)
+
 ENCODERS: dict[str, Family] = {
     "bart": BART,
     "mbart": MBART,
     "whisper": WHISPER,
-}
+    "vit": VIT,
+    "vit_msn": replace(VIT, code=_code("vit_msn")),
+    "deit": replace(
+        VIT, code=_code("deit"), facts={**VIT.facts, "prefix_tokens": 2},
+    ),
+    "ijepa": replace(
+        VIT, code=_code("ijepa"), facts={**VIT.facts, "prefix_tokens": 0, "pooling": "mean"},
+    ),
+    "dinov2": DINOV2,
+    "dinov2_with_registers": replace(
+        DINOV2, code=_code("dinov2_with_registers"),
+        adjust=("dinov2", "registers", "patches", "drop_path"),
+    ),
+    "dinov3_vit": DINOV3,
+    "clip_vision_model": CLIP_VISION,
+    "clip_text_model": CLIP_TEXT,
+    "siglip_vision_model": SIGLIP_VISION,
+    "siglip_text_model": SIGLIP_TEXT,
+}  # fmt: skip
 """Rows of the table of model types (``families.FAMILIES``)."""

@@ -337,32 +337,6 @@ FALCON = Family(
     wide=True,
     adjust=("falcon",),
 )
-VIT = Family(
-    code=_code("vit"),
-    facts={"position": "learned", "causal": False, "tied": False},
-    keys=_NO_GROUPS,
-    flags={"qkv_bias": ("qkv_bias", True)},
-    rates={
-        "hidden_dropout": (("hidden_dropout_prob",), 0.0),
-        "attention_dropout": (("attention_probs_dropout_prob",), 0.0),
-        "embedding_dropout": (("hidden_dropout_prob",), 0.0),
-    },
-    activation=("hidden_act", "gelu"),
-    windows="none",
-    vision=True,
-    adjust=("patches",),
-)
-_TEXT_TOWER = Family(
-    code=_code("clip"),
-    facts={"position": "learned", "head": "none", "tied": False},
-    keys=_NO_GROUPS,
-    rates=_RATE,
-    activation=("hidden_act", "quick_gelu"),
-    windows="none",
-    defaults={"hidden": 512, "ffn": 2048, "layers": 12, "heads": 8, "vocab": 49408},
-    adjust=("tower_positions",),
-)
-
 _STATE_SPACE: Keys = ("mamba", "linear_attention")
 _MAMBA = Family(
     code=_code("mamba"),
@@ -1026,19 +1000,7 @@ FAMILIES: dict[str, Family] = {
         activation=("activation", "gelu"),
         adjust=("encoder_head", "distilbert"),
     ),
-    # Vision, and text towers
-    "vit": VIT,
-    "vit_msn": replace(VIT, code=_code("vit_msn")),
-    "clip_text_model": _TEXT_TOWER,
-    "siglip_text_model": replace(
-        _TEXT_TOWER,
-        code=_code("siglip"),
-        facts={**_TEXT_TOWER.facts, "causal": False},
-        activation=("hidden_act", "gelu_pytorch_tanh"),
-        defaults={"hidden": 768, "ffn": 3072, "layers": 12, "heads": 12, "vocab": 32000},
-        adjust=("tower_positions", "siglip_head"),
-    ),
-    # Encoder-decoders, and more encoders
+    # Encoder-decoders, and encoders of `encoders`: vision, sound, towers
     **ENCODERS,
     "t5": T5,
     "mt5": replace(T5, code=_code("mt5"), adjust=("t5_gated",)),

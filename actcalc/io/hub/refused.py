@@ -51,7 +51,6 @@ REFUSED: dict[str, str] = {
     "ernie4_5_vl_moe_text": "text and image tokens have experts of their own",
     "aria_text": "its experts are packed beside shared ones of another width",
     "hrm_text": "its layers run several times, in two nested loops",
-    "ijepa": "its vision transformer has no class token",
     "openelm": "each layer has its own number of heads and feed-forward width",
     "albert": "its layers share one set of weights",
     "jetmoe": "its attention heads are a mixture of experts",
@@ -87,8 +86,8 @@ REFUSED: dict[str, str] = {
     ),
     **dict.fromkeys(
         (
-            "swin", "swinv2", "convnext", "convnextv2", "resnet", "beit", "dinov2", "dinov3_vit",
-            "clip_vision_model", "siglip_vision_model", "pixtral", "sam", "detr", "vit_mae", "deit",
+            "swin", "swinv2", "convnext", "convnextv2", "resnet", "beit", "dinov3_convnext",
+            "siglip2_vision_model", "pixtral", "sam", "detr", "vit_mae",
         ),
         _VISION,
     ),

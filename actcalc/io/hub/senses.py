@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from math import isqrt
 from typing import Any
 
+from actcalc.io.hub.family import SIZES
 from actcalc.io.hub.reading import Reading
+from actcalc.io.hub.values import Values
 from actcalc.specs.base import MAX_LAYERS
 
 Model = Any
 """A ``specs.Model``: specs stand above this package, which reads their fields by name."""
+
+_IMAGE_CHANNELS = 3
+_PATCH = {
+    "clip_vision_model": 32, "dinov2": 14,
+}  # fmt: skip
+"""Side of a patch that the library takes for a missing key, where that is not 16."""
+_HEADLESS = {
+    "vit": "ViTModel", "vit_msn": "ViTMSNModel", "deit": "DeiTModel", "ijepa": "IJepaModel",
+    "dinov2": "Dinov2Model", "dinov2_with_registers": "Dinov2WithRegistersModel",
+    "dinov3_vit": "DINOv3ViTModel",
+}  # fmt: skip
+"""The class of each type that ends after the last norm."""
 
 
 def _encoder_decoder(reading: Reading) -> None:
@@ -55,14 +70,176 @@ def _unread_whisper(model: Model) -> dict[str, Any]:
     return {"num_mel_bins": model.mel_bins, "max_target_positions": model.decoder_positions}
 
 
+def _image(reading: Reading) -> None:
+    """Patches of an image and the tokens before them; ``max_positions`` counts all of them."""
+    values, fields = reading.values, reading.fields
+    side = _pair(values, "image_size", 224)
+    patch = _pair(values, "patch_size", _PATCH.get(str(fields["family"]), 16))
+    channels = values.size(("num_channels",), 4096) or 3
+    if side[0] % patch[0] or side[1] % patch[1]:
+        raise values.wrong("patch_size", f"does not divide image_size {side[0]}", "use a divisor")
+    count = (side[0] // patch[0]) * (side[1] // patch[1])
+    fields["patches"] = channels * patch[0] * patch[1]
+    fields["max_positions"] = count + fields.get("prefix_tokens", 1)
+
+
+def _patches(reading: Reading) -> None:
+    """An image, and a classifier if there are labels."""
+    values, fields = reading.values, reading.fields
+    _image(reading)
+    named = reading.outer.items("architectures") or []
+    labels = values.data.get("id2label")
+    given = len(labels) if isinstance(labels, Mapping) else values.size(("num_labels",))
+    headless = fields["family"] == "dinov3_vit"  # transformers has no classifier of it
+    if not headless and (
+        given or not named or any("Classification" in str(name) for name in named)
+    ):
+        fields["head"] = "classifier"
+        fields["labels"] = given or 2
+    else:
+        fields["head"] = "none"
+
+
+def _tower_patches(reading: Reading) -> None:
+    """An image whose side need not be a multiple of a patch: the rest is cut off."""
+    values, fields = reading.values, reading.fields
+    side = _pair(values, "image_size", 224)[0]
+    patch = _pair(values, "patch_size", _PATCH.get(str(fields["family"]), 16))[0]
+    fields["patches"] = (values.size(("num_channels",), 4096) or 3) * patch * patch
+    fields["max_positions"] = (side // patch) ** 2 + fields.get("prefix_tokens", 1)
+
+
+def _pair(values: Values, key: str, default: int) -> tuple[int, int]:
+    found = values.data.get(key)
+    if isinstance(found, list | tuple):
+        if len(found) != 2:
+            raise values.wrong(key, "not a height and a width", "give one number or two")
+        pair = [Values({key: item}, values.path).integer(key, 1, 65536) for item in found]
+        return pair[0], pair[1]
+    one = values.integer(key, 1, 65536) if values.has(key) else default
+    return one, one
+
+
+def _unread_image(model: Model) -> dict[str, Any]:
+    """A square image of three channels in square patches."""
+    patch = isqrt(model.patches // _IMAGE_CHANNELS)
+    side = isqrt(model.max_positions - model.prefix_tokens)
+    return {
+        "patch_size": patch,
+        "image_size": patch * side,
+        "num_channels": _IMAGE_CHANNELS,
+        "max_position_embeddings": ...,
+    }
+
+
+def _unread_patches(model: Model) -> dict[str, Any]:
+    config = _unread_image(model)
+    if model.head == "classifier":
+        return {**config, "num_labels": model.labels}
+    return {**config, "architectures": [_HEADLESS[model.family]]}
+
+
+def _dinov2(reading: Reading) -> None:
+    """The width is a multiple of hidden; two thirds of it with a gate (Dinov2SwiGLUFFN)."""
+    values, fields = reading.values, reading.fields
+    wide = (values.size(("mlp_ratio",), 1024) or 4) * fields["hidden"]
+    if values.flag("use_swiglu_ffn", False):
+        fields["gated"], fields["activation"] = True, "silu"
+        wide = (wide * 2 // 3 + 7) // 8 * 8
+    fields["ffn"] = wide
+
+
+def _unread_dinov2(model: Model) -> dict[str, Any]:
+    wide = model.ffn * 3 // 2 if model.gated else model.ffn
+    config: dict[str, Any] = {"mlp_ratio": wide // model.hidden, "use_swiglu_ffn": model.gated}
+    return {**config, "intermediate_size": ...}
+
+
+def _registers(reading: Reading) -> None:
+    key = "num_register_tokens"
+    default = 4 if reading.fields["family"] == "dinov2_with_registers" else 0
+    found = reading.values.integer(key) if reading.values.has(key) else default
+    reading.fields["prefix_tokens"] = 1 + found
+    reading.fields["registers"] = found
+
+
+def _unread_registers(model: Model) -> dict[str, Any]:
+    return {"num_register_tokens": model.prefix_tokens - 1}
+
+
+def _dinov3(reading: Reading) -> None:
+    """Each projection has its own switch of a bias; values go with queries here."""
+    values, fields = reading.values, reading.fields
+    _registers(reading)
+    if values.flag("value_bias", True) != fields["qkv_bias"]:
+        raise values.wrong(
+            "value_bias", "not that of queries: their biases are described together",
+            "measure it: actcalc measure CONFIG --save layer.json",
+        )  # fmt: skip
+    fields["key_bias"] = fields["key_bias"] or not fields["qkv_bias"]
+
+
+def _unread_dinov3(model: Model) -> dict[str, Any]:
+    return {
+        **_unread_registers(model),
+        "value_bias": model.qkv_bias,
+        "key_bias": model.key_bias and model.qkv_bias,
+    }
+
+
+def _drop_path(reading: Reading) -> None:
+    if reading.values.number("drop_path_rate") > 0:
+        reading.warnings.append("drop_path_rate: its one number per image and layer is not counted")
+
+
+def _siglip_pooling(reading: Reading) -> None:
+    used = reading.values.flag("vision_use_head", True)
+    if used:
+        reading.fields["pooling"] = "attention"
+    else:
+        reading.fields["head"] = "none"
+
+
+def _unread_siglip_pooling(model: Model) -> dict[str, Any]:
+    return {"vision_use_head": model.head != "none"}
+
+
+def _siglip_head(reading: Reading) -> None:
+    """A projection of the pooled token follows the last norm."""
+    reading.fields["labels"] = reading.values.size(("projection_size",)) or reading.fields["hidden"]
+
+
+def _tower_positions(reading: Reading) -> None:
+    if not reading.fields.get("max_positions"):
+        siglip = reading.fields["family"] == "siglip_text_model"
+        reading.fields["max_positions"] = 64 if siglip else 77
+        reading.missing = [key for key in reading.missing if key != SIZES["positions"][0]]
+
+
 SENSES: dict[str, Callable[[Reading], None]] = {
     "encoder_decoder": _encoder_decoder,
     "whisper": _whisper,
+    "patches": _patches,
+    "tower_patches": _tower_patches,
+    "dinov2": _dinov2,
+    "registers": _registers,
+    "dinov3": _dinov3,
+    "drop_path": _drop_path,
+    "siglip_pooling": _siglip_pooling,
+    "siglip_head": _siglip_head,
+    "tower_positions": _tower_positions,
 }
 """Exceptions by name (``adjust.ADJUST``)."""
 
 UNADJUST_SENSES: dict[str, Callable[[Model], dict[str, Any]]] = {
     "encoder_decoder": _unread_encoder_decoder,
     "whisper": _unread_whisper,
+    "patches": _unread_patches,
+    "tower_patches": _unread_image,
+    "dinov2": _unread_dinov2,
+    "registers": _unread_registers,
+    "dinov3": _unread_dinov3,
+    "siglip_pooling": _unread_siglip_pooling,
+    "siglip_head": lambda model: {"projection_size": model.labels},
 }
 """Their inverses (``write.UNADJUST``)."""

@@ -7,7 +7,6 @@ gives the same fields: what a configuration cannot say is refused, never approxi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import isqrt
 from typing import Any
 
 from actcalc.errors import SpecError
@@ -31,7 +30,6 @@ _KINDS = {
     "full": "full_attention", "sliding": "sliding_attention", "chunked": "chunked_attention",
     "linear": "linear_attention", "mamba": "linear_attention",
 }  # fmt: skip
-_IMAGE_CHANNELS = 3
 _ROPE_BASE = 10_000.0
 """Base of the rotary angles where a type has no default; it changes no size."""
 
@@ -377,23 +375,6 @@ def _prediction_modules(model: Model) -> dict[str, Any]:
     }
 
 
-def _patches(model: Model) -> dict[str, Any]:
-    """A square image of three channels in square patches, with a class token where one is."""
-    patch = isqrt(model.patches // _IMAGE_CHANNELS)
-    side = isqrt(model.max_positions - (0 if model.family == "ijepa" else 1))
-    config: dict[str, Any] = {
-        "patch_size": patch,
-        "image_size": patch * side,
-        "num_channels": _IMAGE_CHANNELS,
-        "max_position_embeddings": ...,
-    }
-    if model.head == "classifier":
-        config["num_labels"] = model.labels
-    else:
-        config["architectures"] = ["ViTModel"]
-    return config
-
-
 def _t5(model: Model) -> dict[str, Any]:
     named = "relu" if model.activation == "relu" else "gelu"
     if model.activation not in ("relu", "gelu", "gelu_new"):
@@ -442,7 +423,6 @@ UNADJUST: dict[str, Callable[[Model], dict[str, Any]]] = {
         "type_vocab_size": model.token_types, "is_decoder": model.causal
     },
     "embedding_size": lambda model: {"embedding_size": model.embedding_dim or model.hidden},
-    "patches": _patches,
     "t5": _t5,
     "t5_gated": _t5,
 }  # fmt: skip

@@ -113,7 +113,11 @@ def _not_in_megatron(model: Model) -> list[tuple[bool, str]]:
             model.decoder_positions not in (0, model.max_positions),
             "table of positions of a decoder's own",
         ),
-        (model.head in ("classifier", "score", "none"), f"{model.head} head in its GPT model"),
+        (
+            model.head in ("classifier", "score", "pooled", "none"),
+            f"{model.head} head in its GPT model",
+        ),
+        (model.layer_scale, "learned scales of a layer's parts"),
         (model.embedding_dim not in (0, model.hidden), "embedding narrower than hidden"),
         (model.embedding_norm, "normalisation right after the embedding"),
     ]

@@ -14,6 +14,7 @@ from actcalc.layers.core.scoped import Scoped
 from actcalc.layers.pytorch.linear import linear
 from actcalc.layers.pytorch.mlp import activate
 from actcalc.layers.pytorch.parallel import gathered, scattered
+from actcalc.layers.pytorch.pooling import pool, pooled_output
 from actcalc.layers.pytorch.stems import patches, sounds
 
 
@@ -140,7 +141,7 @@ def head_graph(ctx: Context) -> Graph:
     model = ctx.model
     g = GraphBuilder("head")
     stream = g.tensor("input", (ctx.b, ctx.s_region, ctx.h), ctx.stream)
-    if model.final_norm:
+    if model.final_norm and not model.pooled_norm:
         stream = norm(g, ctx, "final_norm", stream, group="head", modules=())
     if ctx.embedding_dropout and ctx.kernel("final_dropout") == "embedding":
         stream = dropout(g, "final_dropout", "head", stream)
@@ -155,6 +156,8 @@ def head_graph(ctx: Context) -> Graph:
         stream = norm(g, ctx, "head_norm", stream, group="head", modules=())
     if model.head == "classifier":
         return g.build("input", _classify(g, ctx, stream))
+    if model.head == "pooled":
+        return g.build("input", pooled_output(g, ctx, stream))
     if model.head == "score":
         return g.build("input", _score(g, ctx, stream))
     return g.build("input", _predict(g, ctx, stream))
@@ -169,11 +172,13 @@ def _score(g: GraphBuilder, ctx: Context, stream: str) -> str:
 
 
 def _classify(g: GraphBuilder, ctx: Context, stream: str) -> str:
-    """A classifier of the first token, a view of the whole last hidden state."""
+    """A classifier of what is pooled of the sequence."""
     labels = ONE * (ctx.model.labels or 2)
+    pooled = pool(g, ctx, stream)
     logits = linear(
-        g, ctx, "head", "head", stream, inside=ctx.h, outside=labels, bias=True, rows=(ctx.b,)
-    )
+        g, ctx, "head", "head", pooled.source, inside=pooled.width, outside=labels, bias=True,
+        rows=(ctx.b,),
+    )  # fmt: skip
     return _loss(g, ctx, logits, (ctx.b, labels), shifted=False, upcast=False)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import ONE
 from actcalc.layers.core.context import Context
-from actcalc.layers.core.graph import DType, Graph, GraphBuilder
+from actcalc.layers.core.graph import DType, Graph, GraphBuilder, Weight
 from actcalc.layers.core.norm import norm
-from actcalc.layers.core.ops import dropout, residual_add
+from actcalc.layers.core.ops import dropout, promoted, residual_add
 from actcalc.layers.core.scoped import Scoped
 from actcalc.layers.pytorch.attention import attention
 from actcalc.layers.pytorch.mla import mla_attention
@@ -133,8 +133,20 @@ def _feed(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
     return feed_forward(g, ctx, gathered(g, ctx, "mlp", "ffn", source, ("mlp",)))
 
 
+def _scaled(g: GraphBuilder, ctx: Context, what: str, branch: str) -> str:
+    """Append the branch's product with a learned vector, which keeps the branch (LayerScale)."""
+    out = g.tensor(f"{what}_scaled", g.shape(branch), promoted(g.dtype(branch), ctx.residual))
+    g.op(
+        f"{what}_scale", "multiply", what, [branch], [out], saves=[branch],
+        weights=[Weight(f"{what}_scale", (ctx.h,))],
+    )  # fmt: skip
+    return out
+
+
 def _add(g: GraphBuilder, ctx: Context, what: str, branch: str, stream: str, out: str) -> str:
     """Append the branch's dropout and its addition to the stream, which keeps nothing."""
+    if ctx.model.layer_scale:
+        branch = _scaled(g, ctx, what, branch)
     spared = what == "attention" and ctx.kernel("attention_output_dropout") == "none"
     if ctx.hidden_dropout and not spared:
         branch = dropout(g, f"{what}_dropout", what, branch)

@@ -19,8 +19,8 @@ class Rotation:
     ``table`` is the tables' element type (None: that of the residual stream), ``tables`` how many
     are saved and ``share`` the part of the rotated width they span. ``shared`` tables are computed
     once for all layers, the others anew in each layer (and for queries and keys apart, if
-    ``apart``). ``order`` is that of the result (None: the input's). ``cast`` returns to the
-    input's type.
+    ``apart``). ``patches`` leaves out the tokens before an image's. ``order`` is that of the result
+    (None: the input's). ``cast`` returns to the input's type.
     """
 
     table: DType | None = None
@@ -32,6 +32,7 @@ class Rotation:
     partial_order: Order | None = "head"
     cast: bool = False
     components: int = 1
+    patches: bool = False
 
 
 ROTARY_KERNELS: dict[str, Rotation] = {
@@ -55,6 +56,8 @@ ROTARY_KERNELS: dict[str, Rotation] = {
     # Cosine and sine repeated for even and odd entries in every layer.
     "interleaved_layer": Rotation(shared=False),
     "interleaved_layer_fp32": Rotation(table=DType.FP32, shared=False, cast=True),
+    # Patches alone, concatenated with the tokens before them.
+    "half_patches": Rotation(order="head", patches=True),
     # Pairs as complex numbers, of a table that is a buffer of the model.
     "complex_buffer": Rotation(table=DType.FP32, tables=0, cast=True),
     # Pairs as complex numbers in fp32, before heads and sequence are transposed.
@@ -89,7 +92,8 @@ def tables(
     """
     width = rotary_width(ctx) / rule.share
     rows = ctx.b if ctx.kernel("rotary_rows") == "batch" else ONE
-    shape = (rows, ctx.s, width, *((ONE * 2,) if rule.components == 2 else ()))
+    length = ONE * (ctx.length - ctx.model.prefix_tokens) if rule.patches else ctx.s
+    shape = (rows, length, width, *((ONE * 2,) if rule.components == 2 else ()))
     dtype = rule.table or ctx.residual
     names = {2: ("cos", "sin"), 1: ("complex",), 0: ()}[rule.tables]
     own = ctx.kernel("rotary_tables") == "per_kind" and kind.attention != "full"

@@ -11,20 +11,25 @@ _TAPS = 3
 
 
 def patches(g: GraphBuilder, ctx: Context) -> tuple[str, str]:
-    """The convolution of patches, the class token and learned positions (ViTEmbeddings).
+    """The convolution of patches, learned tokens before them and positions (ViTEmbeddings).
 
-    Pixels need no gradient: backward has one product, the weight's.
+    Pixels need no gradient: backward has one product, the weight's. Nor does a token that stands in
+    for hidden patches, which are none here.
     """
     model = ctx.model
-    tokens = ONE * (ctx.workload.seq - 1)
+    tokens = ONE * (ctx.workload.seq - model.prefix_tokens)
     pixels = g.tensor("pixels", (ctx.b, tokens, ONE * model.patches), ctx.residual)
     out = g.tensor("embedded", (ctx.b, ctx.s, ctx.h), ctx.residual)
-    weights = [
-        Weight("patch_embedding.weight", (ctx.h, ONE * model.patches)),
-        Weight("patch_embedding.bias", (ctx.h,)),
-        Weight("class_token", (ctx.h,)),
-        Weight("position_embedding", (symbol("o"), ctx.h)),
-    ]
+    weights = [Weight("patch_embedding.weight", (ctx.h, ONE * model.patches))]
+    if model.patch_bias:
+        weights.append(Weight("patch_embedding.bias", (ctx.h,)))
+    if model.prefix_tokens:
+        shape = (ctx.h,) if model.prefix_tokens == 1 else (ONE * model.prefix_tokens, ctx.h)
+        weights.append(Weight("class_token", shape))
+    if model.mask_token:
+        weights.append(Weight("mask_token", (ctx.h,), frozen=True))
+    if model.position == "learned":
+        weights.append(Weight("position_embedding", (symbol("o") + -model.registers, ctx.h)))
     flops = ctx.b * tokens * ctx.h * model.patches * 2
     kept = []
     if ctx.autocast:
