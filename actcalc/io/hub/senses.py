@@ -176,6 +176,10 @@ def _dinov3(reading: Reading) -> None:
             "value_bias", "not that of queries: their biases are described together",
             "measure it: actcalc measure CONFIG --save layer.json",
         )  # fmt: skip
+    if fields["key_bias"] and not fields["qkv_bias"]:
+        raise values.wrong(
+            "key_bias", "a bias that queries and values have not", "set query_bias and value_bias"
+        )
     fields["key_bias"] = fields["key_bias"] or not fields["qkv_bias"]
 
 
