@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from actcalc.answers.calibrate import Calibration
@@ -132,7 +132,9 @@ def utilisation(
     given = Given(step_seconds, tokens_per_second, tflops, mfu, hfu)
     given.check()
     _check_given(run, tokens, gpus, price_per_gpu_hour, counting)
-    staged, count = StagedRun(run), _devices(run, gpus)
+    longest, count = StagedRun(run), _devices(run, gpus)
+    run, whole = _average(run), longest.only_policy
+    staged = StagedRun(run) if run.workload.lengths else longest
     policy, batch = staged.only_policy, staged.global_batch
     prediction = _predict(staged, policy, count, efficiency)
     peak = peak_flops(_device(run), run.workload.arithmetic)
@@ -144,7 +146,7 @@ def utilisation(
     basis, seconds = given.seconds(work) or _predicted(prediction)
     available, by_ops = seconds * count * peak, _scaled(hardware.op_flops, batch, run)
     least = _scaled(hardware_flops(staged, policy, _computed(run)).op_flops, batch, run) / available
-    needed = total_bytes(staged, policy)
+    needed = total_bytes(longest, whole)
     impossible = _impossible(useful / available, least, frozen=run.training.tunes)
     return Utilisation(
         **header(staged),
@@ -175,6 +177,14 @@ def utilisation(
             staged, prediction, impossible, hardware.convention, by_ops / available, efficiency
         ),
     )
+
+
+def _average(run: Run) -> Run:
+    """The run at the length that its micro-batches are padded to on average."""
+    seq = run.workload.mean_seq
+    return run if seq == run.workload.seq else replace(
+        run, workload=run.workload.model_copy(update={"seq": seq})
+    )  # fmt: skip
 
 
 _PLAUSIBLE = {"--tokens": (1, 10**24), "--gpus": (1, 2**40), "--price-per-gpu-hour": (0, 1e9)}

@@ -29,6 +29,8 @@ class WorkKeywords(TypedDict, total=False):
     seq: int | None
     global_batch: int | None
     grad_accum: int | None
+    lengths: str | None
+    packed: bool | None
     completion: int | None
     decoder_seq: int | None
     image_tokens: int | None

@@ -77,6 +77,14 @@ class RunOptions:
     image_tokens: Annotated[
         int | None, option("--image-tokens", help="Tokens per sequence from images.", panel=WORK)
     ] = None
+    lengths: Annotated[
+        str | None,
+        option("--lengths", help="Lengths of sequences, as 512:70,2048:30.", panel=WORK),
+    ] = None
+    packed: Annotated[
+        bool | None,
+        option("--packed/--no-packed", help="Pack sequences of --lengths.", panel=WORK),
+    ] = None
     completion: Annotated[
         int | None,
         option("--completion", help="Tokens scored at the end of a sequence.", panel=WORK),
@@ -309,6 +317,8 @@ class RunOptions:
                 decoder_seq=self.decoder_seq,
                 image_tokens=self.image_tokens,
                 completion=self.completion,
+                lengths=self.lengths,
+                packed=self.packed,
                 global_batch=self.global_batch,
                 precision=self.precision,
                 attention=self.attention,

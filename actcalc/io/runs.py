@@ -13,6 +13,7 @@ from actcalc.specs.check import check, check_objective, check_profile, check_tra
 from actcalc.specs.device import Device
 from actcalc.specs.framework import Framework
 from actcalc.specs.layout import Layout
+from actcalc.specs.lengths import parse_lengths
 from actcalc.specs.model import Model
 from actcalc.specs.run import Run
 from actcalc.specs.training import Training
@@ -130,6 +131,7 @@ def resolve(
     step = _apply(origin.workload, {**(workload or {}), **extra["workload"]}, "workload")
     if origin.accumulation and step.get("global_batch") is None:
         step["global_batch"] = origin.accumulation * step.get("micro_batch", 1) * plan.dp
+    step = _longest(step, origin, workload or {})
     work = build(Workload, step, "workload", vetted=vetted)
     trained = _apply(origin.training, tuning, "training")
     # Names are looked up before anything is checked: a typing error is mended first.
@@ -158,6 +160,7 @@ def resolve(
             *raised,
             *left_out,
             *_idle_dropout(spec, work, step),
+            *_padded(work),
             *_foreign_policy(profile, asked),
         ),
         training=tuned,
@@ -255,6 +258,47 @@ def _same_devices(
     replicas = origin.devices // inside
     note = f"dp is taken as {replicas}: the {origin.devices} devices of {origin.name} over {what}."
     return layout.model_copy(update={"dp": replicas}), (note,)
+
+
+def _longest(step: dict[str, Any], origin: Source, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The work with sequences as long as the longest of ``lengths``; seq cuts them off.
+
+    Packed ones fill seq. In a padded batch attention is given a mask, unless a kernel drops the
+    padding instead (transformers' flash attention).
+    """
+    text = step.get("lengths")
+    if not isinstance(text, str) or not text:
+        return step
+    found = parse_lengths(text)
+    seq = given.get("seq")
+    if step.get("packed") is True:
+        return step
+    step = {**step, "seq": min(int(seq), found.longest) if seq else found.longest}
+    unequal = len(found.cut(step["seq"]).shares) > 1 and step.get("micro_batch", 1) > 1
+    if unequal and "padding_mask" not in step and step.get("attention", "sdpa") == "sdpa":
+        step["padding_mask"] = True
+    return step
+
+
+def _padded(work: Workload) -> tuple[str, ...]:
+    """What to say of sequences that are not all as long."""
+    found = work.distribution
+    if found is None:
+        return ()
+    if work.packed:
+        inside = min(1.0, found.pairs / found.mean / work.seq)
+        return (
+            f"Sequences of {found.mean:,.0f} tokens on average are packed into {work.seq:,}: "
+            f"nothing is padded. {100 * inside:.0f} % of the pairs that attention scores are in "
+            "one sequence; all are counted.",
+        )
+    padded = found.padded(work.micro_batch)
+    return (
+        f"Peaks are of the longest sequences, {work.seq:,} tokens. A micro-batch of "
+        f"{work.micro_batch} is padded to {padded:,.0f} on average, and "
+        f"{100 * (1 - found.mean / padded):.0f} % of that is padding: mfu counts such steps, other "
+        "times are of the longest.",
+    )
 
 
 def _idle_dropout(model: Model, workload: Workload, given: Mapping[str, Any]) -> tuple[str, ...]:

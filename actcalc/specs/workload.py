@@ -8,6 +8,7 @@ from typing import Literal
 from actcalc.errors import SpecError
 from actcalc.specs.base import Count, Factor, Size, Spec
 from actcalc.specs.kernels import KernelOptions
+from actcalc.specs.lengths import Lengths, parse_lengths
 
 Attention = Literal["eager", "sdpa", "flash"]
 Precision = Literal["bf16", "fp16", "fp32", "amp-bf16", "amp-fp16", "fp8"]
@@ -35,6 +36,11 @@ class Workload(Spec):
     """Use the model's dropout rates; false sets all of them to 0."""
     completion: Count = 0
     """Tokens at the end of every sequence that a loss in tiles scores (completions); 0: all."""
+    lengths: str = ""
+    """Lengths of sequences with how often each occurs (512:70,2048:30): peaks are of ``seq``, the
+    longest; steps of the mean that micro-batches are padded to. Empty: all have ``seq`` tokens."""
+    packed: bool = False
+    """Sequences of these lengths are put one behind the other: nothing is padded."""
     padding_mask: bool = False
     """A mask of padded positions is passed to attention (forces sdpa off its flash kernel)."""
     moe_imbalance: Factor = 1.0
@@ -56,6 +62,13 @@ class Workload(Spec):
         batch = self.global_batch
         if batch is not None and not 1 <= batch <= 2**32:
             raise SpecError(f"workload: global_batch is {batch}", "use a value of at least 1")
+        if self.lengths:
+            parse_lengths(self.lengths)
+        if self.packed and not self.lengths:
+            raise SpecError(
+                "packed changes nothing: all sequences are taken to be full",
+                "say how long they are, as in --lengths 512:70,2048:30, or drop it",
+            )
         if self.completion >= self.seq:
             raise SpecError(
                 f"completion is {self.completion} of seq {self.seq}: a prompt comes before it",
@@ -71,6 +84,19 @@ class Workload(Spec):
     def arithmetic(self) -> str:
         """Number formats of the products, as :data:`actcalc.cost.rates.FORMATS` names them."""
         return f"{self.precision}+fp8" if self.fp8 else self.precision
+
+    @property
+    def distribution(self) -> Lengths | None:
+        """Lengths of sequences, cut off at ``seq``; None where all are as long."""
+        return parse_lengths(self.lengths).cut(self.seq) if self.lengths else None
+
+    @property
+    def mean_seq(self) -> int:
+        """Tokens of a sequence in an average micro-batch, padding among them."""
+        found = self.distribution
+        if found is None or self.packed:
+            return self.seq
+        return max(1, round(found.padded(self.micro_batch)))
 
     @property
     def tokens(self) -> int:

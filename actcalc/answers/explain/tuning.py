@@ -9,6 +9,7 @@ from actcalc.io.runs import load_framework
 from actcalc.memory.stage import StageMemory
 from actcalc.run.staged import StagedRun
 from actcalc.specs.layout import Layout
+from actcalc.specs.lengths import parse_lengths
 from actcalc.specs.numbers import percent
 from actcalc.specs.objectives import OBJECTIVES
 from actcalc.specs.run import Run
@@ -100,7 +101,49 @@ def _freeze(staged: StagedRun) -> Body:
     )
 
 
+def _lengths(staged: StagedRun) -> Body:
+    run = _plain(staged.run)
+    work, text = run.workload, run.workload.lengths or "512:70,2048:25,8192:5"
+    found = parse_lengths(text)
+    lines = [] if work.lengths else [f"No --lengths given: {text} is taken."]
+    each = ", ".join(f"{percent(share, 0)} of {length:,}" for length, share in found.shares[:6])
+    lines.append(f"tokens of a sequence: {each}; mean {found.mean:,.0f}")
+    for batch in (1, 4, 16):
+        padded = found.padded(batch)
+        lines.append(
+            f"micro-batch {batch}: padded to {padded:,.0f} on average, "
+            f"{percent(1 - found.mean / padded, 0)} of it padding"
+        )
+    peaks = []
+    for seq in (max(1, round(found.padded(work.micro_batch))), found.longest):
+        changes = {"seq": seq, "lengths": "", "packed": False, "completion": 0}
+        figure = StageMemory.of(replace(run, workload=work.model_copy(update=changes))).figure(0)
+        peaks.append(figure.peak_bytes)
+        lines.append(f"peak at {seq:,} tokens: {gb(figure.peak_bytes)}")
+    lines += [
+        "A batch is padded to its longest sequence: the mean of a maximum of b draws. Sooner or "
+        "later one holds the longest there is, and the allocator's peak is that batch's.",
+        "mfu counts steps of the mean; --seq cuts sequences off. --packed puts sequences one "
+        "behind the other instead: --seq tokens each, no padding.",
+    ]
+    return Body(
+        title="Lengths of sequences: padding, packing, and whose the peak is",
+        result=f"The longest sequences need {peaks[-1] / peaks[0]:.3g} times the peak of the mean.",
+        lines=tuple(lines),
+        source="transformers data/data_collator.py pad; order statistics of independent draws",
+    )
+
+
 TERMS = (
+    Term(
+        "lengths",
+        "sequences of different lengths, padded or packed",
+        _lengths,
+        words=("padding", "packing", "length distribution", "padding_free", "sample_packing"),
+        flags=("lengths", "packed"),
+        model="llama-3-8b",
+        layout={},
+    ),
     Term(
         "objective",
         "training for preferences, rewards or on completions",
