@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from actcalc.cost.rates import Rates
+from actcalc.layers.core.algebra import added
 from actcalc.layers.core.either import each
 
 # Output tiles of the vendor library's kernels and the operand bytes each loads per step of K,
@@ -38,11 +39,25 @@ class Product(NamedTuple):
     batch: float = 1
     result_bytes: float = 2
     operand_bytes: float = 2
+    unaligned: float = 0
+    """Other than 0 where rows of an operand do not start at multiples of 16 bytes."""
 
     @property
     def flops(self) -> float:
         """2·m·n·k for each of the batch."""
         return 2.0 * self.m * self.n * self.k * self.batch
+
+
+def misaligned(item: float, *pitches: float) -> float:
+    """Bytes by which rows so many elements apart (numbers or arrays) miss multiples of 16 bytes.
+
+    Tensor cores are fed in whole vectors of 16 bytes (NVIDIA, Matrix Multiplication Background
+    User's Guide, "Tensor Core Requirements"); who quantises operands to 8 bits pads them.
+    """
+    if item < 2:
+        return 0.0
+    missed: float = added((item * pitch) % 16 for pitch in pitches)
+    return missed
 
 
 def gemm_seconds(product: Product, rates: Rates, *, core: bool = False) -> float:
@@ -61,10 +76,12 @@ def gemm_seconds(product: Product, rates: Rates, *, core: bool = False) -> float
 
 @lru_cache(maxsize=1 << 15)
 def _gemm_seconds(product: Product, rates: Rates, core: bool) -> float:
-    m, n, k, batch, result, operand = product
+    m, n, k, batch, result, operand, unaligned = product
     if min(m, n, k, batch) <= 0:
         return 0.0
     rate = rates.core_matrix if core else rates.matrix
+    if unaligned:
+        rate *= rates.shares.unaligned
     moved = batch * (operand * (m * k + k * n) + result * m * n)
     epilogue = batch * result * m * n / rates.memory
     if not rates.shares.multiprocessors:

@@ -13,7 +13,8 @@ from actcalc.cost.adapters import Beside, adapter_seconds, whole_again_seconds
 from actcalc.cost.collective import collective_seconds, group_of, sent_once_seconds
 from actcalc.cost.exchange import beside_exchange
 from actcalc.cost.flops import core_share
-from actcalc.cost.gemm import Product, gemm_seconds
+from actcalc.cost.fp8 import scaling_of
+from actcalc.cost.gemm import Product, gemm_seconds, misaligned
 from actcalc.cost.optime import OpTime, beside
 from actcalc.cost.rates import Rates
 from actcalc.layers.adapters import low_rank
@@ -97,6 +98,7 @@ class Kernels:
         """FLOP/s of fused attention, forward and backward, in the framework's kernel."""
         if self.vendor:
             self.attention = rates.vendor_attention_forward, rates.vendor_attention_backward
+        self.scaling = scaling_of(model.context.workload.kernels.fp8_recipe, vendor=self.vendor)
         self.gradient = _gradient_bytes(staged)
         runs = (*model.runs, *([model.mtp] if model.mtp else []))
         self.core_share = {run.graph: core_share(model, run) for run in runs}
@@ -224,18 +226,27 @@ class OpTimer:
         fp8 = self.context.workload.fp8_products
         operand = 1.0 if fp8 else float(self.context.act.itemsize)
         result = float(self.context.act.itemsize)
-        whole = Product(rows, outside, inside, local, result, operand)
+        missed, both = misaligned(operand, inside), misaligned(operand, inside, outside)
+        whole = Product(rows, outside, inside, local, result, operand, missed)
         parameters = local * inside * outside
         forward = gemm_seconds(whole, self.rates)
-        dgrad = gemm_seconds(Product(rows, inside, outside, local, result, operand), self.rates)
+        dgrad = gemm_seconds(
+            Product(rows, inside, outside, local, result, operand, both), self.rates
+        )
         gradient = self.run.gradient
         wgrad = gemm_seconds(
-            Product(outside, inside, rows, local, gradient.product, operand), self.rates
+            Product(outside, inside, rows, local, gradient.product, operand, both), self.rates
         )
         if fp8:
-            # Operands are quantised first, row- and column-wise: 2 bytes read, 1 + 1 written.
-            forward += self._moved(4 * rows * local * inside)
-            dgrad += self._moved(4 * rows * local * outside)
+            scaling, elements = self.run.scaling, rows * local
+            forward = forward / scaling.speed + self._quantised(elements * inside)
+            dgrad = dgrad / scaling.speed + self._quantised(elements * outside)
+            wgrad /= scaling.speed
+            if not self.run.vendor:
+                forward += self._quantised(parameters / 2)
+                dgrad += self._quantised(parameters / 2)
+            elif self.run.microbatches == 1:
+                forward += self._quantised(parameters)
         if self.context.autocast:
             # The fp32 weight is cast for each pass: 4 bytes read, 2 written.
             forward += self._moved(6 * parameters)
@@ -256,6 +267,11 @@ class OpTimer:
             beside = self._adapted(op, whole)
             forward, dgrad = forward + beside.forward, dgrad + beside.backward
         return _Products(whole, forward, dgrad, wgrad)
+
+    def _quantised(self, elements: float) -> float:
+        """Seconds of quantising an operand of so many elements for both of its products."""
+        scaling = self.run.scaling
+        return self._moved(scaling.moved * elements, scaling.kernels)
 
     def _adapted(self, op: Op, whole: Product) -> Beside:
         """What adapters of a frozen layer take, and making its quantised weight whole again."""
@@ -322,9 +338,11 @@ class OpTimer:
         batch = sb * heads
         width = flops / (2 * batch * rows * keys)
         item = float(self.context.act.itemsize)
+        # Heads lie beside each other in one tensor: each begins a width after the one before.
+        missed = misaligned(item, width, keys)
         made = widest in op.outputs
         first, second, third = (
-            gemm_seconds(Product(m, n, k, batch, item, item), self.rates, core=True)
+            gemm_seconds(Product(m, n, k, batch, item, item, missed), self.rates, core=True)
             for m, n, k in ((rows, keys, width), (rows, width, keys), (keys, width, rows))
         )
         forward, other = (first, second) if made else (second, first)

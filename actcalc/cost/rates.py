@@ -33,6 +33,9 @@ class Shares:
     """Of the peak FLOP/s: matrix products that fill the device, at boost clock."""
     gemm_fp8: float
     """The same in fp8, of its own peak."""
+    unaligned: float
+    """Speed of a matrix product with operands whose rows do not start at multiples of 16 bytes,
+    over that of an aligned one."""
     sustained_clock: float
     """Clock under steady full load over boost clock; scales everything that computes."""
     attention_forward: float

@@ -361,18 +361,18 @@ def reduction(
     layout = model.context.layout
     replicas = layout.dp * layout.cp
     dense, experts = parameters
-    element = _reduced_bytes(training, recipe(model, training))
+    rules = recipe(model, training)
+    element = _reduced_bytes(training, rules)
+    whole = layout.zero == 0 or (layout.zero == 1 and rules.reduced_whole)
+    kind = Collective.ALL_REDUCE if whole else Collective.REDUCE_SCATTER
     reduced = gathered = 0.0
     groups = [(dense, replicas, layout.tp)]
     if not nothing(experts):
         over = most(1, replicas * layout.tp // (layout.ep * layout.expert_tp))
         groups.append((experts, over, layout.ep * layout.expert_tp))
     for count, size, stride in groups:
-        message = count * element
-        if layout.zero == 0:
-            reduced += collective_seconds(Collective.ALL_REDUCE, message, size, stride, rates)
-        else:
-            reduced += collective_seconds(Collective.REDUCE_SCATTER, message, size, stride, rates)
+        reduced += collective_seconds(kind, count * element, size, stride, rates)
+        if layout.zero:
             gathered += collective_seconds(
                 Collective.ALL_GATHER, count * model.context.act.itemsize, size, stride, rates
             )

@@ -14,6 +14,7 @@ from typing import Literal
 
 from actcalc.specs.base import Count, Spec
 
+Fp8Recipe = Literal["auto", "delayed", "tensorwise", "rowwise", "blockwise", "mxfp8"]
 LoadBalancing = Literal["auto", "aux_loss", "seq_aux_loss", "global_aux_loss", "none"]
 
 
@@ -65,6 +66,10 @@ class KernelOptions(Spec):
     """Gather and scatter beside the product that needs them, piece by piece (Megatron's
     --tp-comm-overlap with Transformer Engine's user buffers, torchtitan's async TP; both need
     sequence parallelism). Changes time alone."""
+    fp8_recipe: Fp8Recipe = "auto"
+    """How fp8 operands are scaled (Megatron's --fp8-recipe, torchtitan's recipe_name): by earlier
+    steps, one scale a tensor, a row, 128 or 32 values; auto: delayed with Transformer Engine, else
+    tensorwise. Changes time; the scales' own bytes are not counted."""
     cuda_graphs: Literal["none", "attention", "full"] = "none"
     """What is captured in CUDA graphs, so that the host launches it in one call: nothing, attention
     (with its norm and projections), everything (Megatron's --cuda-graph-impl and -modules). Changes

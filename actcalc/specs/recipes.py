@@ -35,6 +35,8 @@ class Recipe(Row):
     """Of the gradient that the optimizer reads; 0: all of them."""
     reduced: int
     """Of the gradient as replicas reduce it."""
+    reduced_whole: bool
+    """Replicas that share optimizer states (ZeRO-1) all-reduce gradients: each gets all of them."""
     summed: Summed
     """How gradients of several micro-batches are summed."""
     master: int
@@ -61,7 +63,8 @@ class Recipe(Row):
 _ROWS = (
     Recipe(
         name="megatron", title="16-bit weights, fp32 gradients and master weights", choosable=True,
-        weight=2, gradient=4, gradient_in_16_bit=2, updates_from=0, reduced=4, summed="fused",
+        weight=2, gradient=4, gradient_in_16_bit=2, updates_from=0, reduced=4, reduced_whole=False,
+        summed="fused",
         master=4, moment=4, gathered=2, persistent=True,
         states_at_start=False, units=True,
         source="Megatron-LM optimizer.py Float16OptimizerWithFloat16Params; docs, dist_optimizer: "
@@ -69,42 +72,49 @@ _ROWS = (
     ),
     Recipe(
         name="mixed", title="16-bit weights and gradients, fp32 master weights", choosable=True,
-        weight=2, gradient=2, gradient_in_16_bit=2, updates_from=0, reduced=2, summed="own type",
+        weight=2, gradient=2, gradient_in_16_bit=2, updates_from=0, reduced=2, reduced_whole=False,
+        summed="own type",
         master=4, moment=4, gathered=2, persistent=False,
         states_at_start=True, units=False,
         source="Rajbhandari et al. 2020, arXiv:1910.02054, section 3.1: 16 bytes with Adam",
     ),
     Recipe(
         name="deepspeed", title="bf16 gradients beside their fp32 sum", choosable=True,
-        weight=2, gradient=6, gradient_in_16_bit=6, updates_from=4, reduced=4, summed="twice",
+        weight=2, gradient=6, gradient_in_16_bit=6, updates_from=4, reduced=4, reduced_whole=True,
+        summed="twice",
         master=4, moment=4, gathered=2, persistent=True,
         states_at_start=True, units=False,
-        source="DeepSpeed runtime/bf16_optimizer.py BF16_Optimizer, update_hp_grads",
+        source="DeepSpeed runtime/bf16_optimizer.py BF16_Optimizer, update_hp_grads; "
+        "runtime/pipe/engine.py _bf16_reduce_grads: buffered_allreduce_fallback",
     ),
     Recipe(
         name="amp", title="fp32 weights and gradients under autocast", choosable=True,
-        weight=4, gradient=4, gradient_in_16_bit=4, updates_from=0, reduced=4, summed="cast",
+        weight=4, gradient=4, gradient_in_16_bit=4, updates_from=0, reduced=4, reduced_whole=False,
+        summed="cast",
         master=0, moment=4, gathered=4, persistent=False,
         states_at_start=False, units=True,
         source="torch.autocast: weights and gradients stay fp32",
     ),
     Recipe(
         name="fsdp", title="fp32 shards, gathered in 16 bits", choosable=True,
-        weight=4, gradient=4, gradient_in_16_bit=4, updates_from=0, reduced=4, summed="collected",
+        weight=4, gradient=4, gradient_in_16_bit=4, updates_from=0, reduced=4, reduced_whole=False,
+        summed="collected",
         master=0, moment=4, gathered=2, persistent=False,
         states_at_start=False, units=True,
         source="torch.distributed.fsdp MixedPrecision: param_dtype, reduce_dtype",
     ),
     Recipe(
         name="pure", title="all in the activations' type", choosable=True,
-        weight=2, gradient=2, gradient_in_16_bit=2, updates_from=0, reduced=2, summed="own type",
+        weight=2, gradient=2, gradient_in_16_bit=2, updates_from=0, reduced=2, reduced_whole=False,
+        summed="own type",
         master=0, moment=2, gathered=2, persistent=False,
         states_at_start=False, units=True,
         source="torch.optim on a model of that type: states are like their parameter",
     ),
     Recipe(
         name="fp32", title="all in fp32", choosable=False,
-        weight=4, gradient=4, gradient_in_16_bit=4, updates_from=0, reduced=4, summed="own type",
+        weight=4, gradient=4, gradient_in_16_bit=4, updates_from=0, reduced=4, reduced_whole=False,
+        summed="own type",
         master=0, moment=4, gathered=4, persistent=False,
         states_at_start=False, units=True,
         source="torch.optim on an fp32 model: states are like their parameter",

@@ -22,7 +22,7 @@ from actcalc.io.megatron.offload import offloaded
 from actcalc.io.megatron.options import Options, plain
 from actcalc.io.megatron.pipeline import stages
 from actcalc.io.megatron.recompute import policies
-from actcalc.io.megatron.timing import captured, dispatcher
+from actcalc.io.megatron.timing import captured, dispatcher, fp8_recipe
 from actcalc.io.megatron.tokenizers import vocabulary, word_pieces
 from actcalc.specs.optimizers import OPTIMIZERS
 
@@ -346,6 +346,7 @@ def _workload(o: Options, layout: dict[str, Any], *, engine: bool) -> dict[str, 
         ),
         "tp_comm_overlap": o.flag("tp-comm-overlap") and engine,
         "cuda_graphs": captured(o),
+        "fp8_recipe": fp8_recipe(o),
     }
     if backend in ("flash", "fused", "unfused"):
         kernels["attention_backend"] = backend

@@ -29,7 +29,7 @@ IDLE = re.compile(
     r"|rotary-interleaved|use-distributed-optimizer|num-layers$|is-hybrid-model|mmap-bin|use-mup"
     r"|mup-|params-dtype|data-parallel-size|transformer-pipe|megatron-fsdp-version|delay-wgrad|bias-dropout-fusion"
     r"|moe-router-(bias|topk-scaling|pre-softmax)|moe-(permute-fusion|enable-deepep|deepep)"
-    r"|moe-(flex-dispatcher|hybridep)|cuda-graph|optimizer-cuda-graph|fp8-(recipe|margin|amax)"
+    r"|moe-(flex-dispatcher|hybridep)|cuda-graph|optimizer-cuda-graph|fp8-(margin|amax)"
     r"|num-layers-at-(start|end)-in-bf16|offload-modules|min-offloaded|activation-offload"
     r"|delay-offload|cpu-offloading-(double|retain)|moe-router-(fusion|padding)|moe-shared-expert-overlap|moe-token-drop|moe-z-loss"
     r"|add-position-embedding|clone-scatter|scatter-gather|fp8-wgrad|tp-comm-(bulk|overlap-)|rank$"

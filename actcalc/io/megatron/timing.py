@@ -14,6 +14,12 @@ def dispatcher(o: Options) -> str:
     return name if name in ("allgather", "flex") else "alltoall"
 
 
+def fp8_recipe(o: Options) -> str:
+    """How fp8 operands are scaled; a recipe of one's own is taken for the default."""
+    name = o.text("fp8-recipe", "", ("tensorwise", "delayed", "mxfp8", "blockwise", "custom"))
+    return "auto" if name in ("", "custom") else name
+
+
 GRAPHS = ("none", "local", "transformer_engine", "full_iteration")
 """Values of --cuda-graph-impl."""
 

@@ -97,8 +97,8 @@ def read(data: Mapping[str, Any], where: Document) -> Part:
         "float8.enable_float8_linear"
     ):
         given["workload.precision"] = "fp8"
-        if s.text("float8.recipe_name", default="tensorwise") == "rowwise":
-            notes.append("float8.recipe_name rowwise: one scale per tensor is counted.")
+        if s.text("float8.recipe_name", default="tensorwise").startswith("rowwise"):
+            given["workload.kernels.fp8_recipe"] = "rowwise"
     s.section("float8")
     _check_async(s)
     notes += s.notes(IDLE, LEFT_OUT)

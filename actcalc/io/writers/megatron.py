@@ -183,6 +183,7 @@ def _workload(run: Run) -> Flags:
         "bf16": half == "bf16",
         "fp16": half == "fp16",
         "fp8-format": "hybrid" if work.fp8_products else None,
+        "fp8-recipe": _fp8_recipe(run),
         "transformer-impl": "local" if local else None,
         "use-flash-attn": local and work.attention != "eager",
         "attention-backend": backend,
@@ -200,6 +201,13 @@ def _workload(run: Run) -> Flags:
         "tp-comm-overlap": kernels.tp_comm_overlap,
         **_GRAPHS[kernels.cuda_graphs],
     }
+
+
+def _fp8_recipe(run: Run) -> str | None:
+    """Megatron's word for the recipe, where it has one and it is not its default."""
+    recipe = run.workload.kernels.fp8_recipe
+    known = recipe in ("tensorwise", "mxfp8", "blockwise")
+    return recipe if run.workload.fp8_products and known else None
 
 
 _GRAPHS: Mapping[str, Flags] = {
