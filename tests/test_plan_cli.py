@@ -160,7 +160,7 @@ def tables(text: str) -> list[list[dict[str, str]]]:
     return [list(csv.DictReader(io.StringIO(part))) for part in text.split("\n\n")]
 
 
-LLAMA = ["plan", "llama-3-8b"]
+LLAMA = ["plan", "llama-3-8b", "--time-limit", "120"]
 
 
 def test_csv_carries_an_infeasible_answer(cli: Cli, tmp_path: Path) -> None:
