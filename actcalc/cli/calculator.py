@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -83,9 +83,10 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any]:
     flags = {key: value for key, value in question["flags"].items() if value not in (None, "")}
     units, width = question.get("units", "GB"), int(question.get("width", 720))
     name = _named(question)
+    run = _run(name, flags)
     if question["of"] == "memory":
-        return {**_memory(name, flags, units, width), "emitted": _emitted(name, flags)}
-    return _compare(name, flags, units, width)
+        return {**_memory(name, run, flags, units, width), "emitted": _emitted(run)}
+    return _compare(name, run, flags, units, width)
 
 
 def _named(question: Mapping[str, Any]) -> str:
@@ -99,15 +100,14 @@ def _named(question: Mapping[str, Any]) -> str:
     return str(path)
 
 
-def _run(name: str, flags: Mapping[str, Any], *, leave: Iterable[str] = ()) -> Run:
+def _run(name: str, flags: Mapping[str, Any]) -> Run:
     parts: dict[str, dict[str, Any]] = {"model": {}, "layout": {}, "workload": {}, "training": {}}
     for key, value in flags.items():
         if key not in FLAGS:
             raise SpecError(f"the page has no {key!r}", "use the command line")
         if FLAGS[key] in parts:
             parts[FLAGS[key]][key] = value
-    kept = {key: value for key, value in flags.items() if key not in leave}
-    policy = kept.get("policy")
+    policy = flags.get("policy")
     # Types are those of presets and of the page's own fields, or checked by the reader of
     # config.json: the specs' own checks are enough, and Pydantic, which is no Python, stays away.
     return resolve(
@@ -116,8 +116,8 @@ def _run(name: str, flags: Mapping[str, Any], *, leave: Iterable[str] = ()) -> R
         layout=parts["layout"],
         workload=parts["workload"],
         training=parts["training"],
-        framework=kept.get("framework"),
-        device=kept.get("device"),
+        framework=flags.get("framework"),
+        device=flags.get("device"),
         policies=(policy,) if policy else (),
     )
 
@@ -135,12 +135,13 @@ def _command(words: Sequence[str], flags: Mapping[str, Any], *, own: Sequence[st
     return shlex.join(parts)
 
 
-def _memory(name: str, flags: Mapping[str, Any], units: str, width: int) -> dict[str, Any]:
+def _memory(
+    name: str, run: Run, flags: Mapping[str, Any], units: str, width: int
+) -> dict[str, Any]:
     from actcalc.answers.step_memory import step_memory
     from actcalc.render.charts.memory import stages_chart, step_chart
     from actcalc.render.memory import memory_sheets
 
-    run = _run(name, flags)
     result = memory_run(run, reserved=True)
     return _told(
         "memory",
@@ -152,13 +153,15 @@ def _memory(name: str, flags: Mapping[str, Any], units: str, width: int) -> dict
     )
 
 
-def _compare(name: str, flags: Mapping[str, Any], units: str, width: int) -> dict[str, Any]:
+def _compare(
+    name: str, run: Run, flags: Mapping[str, Any], units: str, width: int
+) -> dict[str, Any]:
     """Policies side by side; in time too, but for pipelines, whose schedules need NumPy."""
     from actcalc.answers.layer_picture import layer_picture
     from actcalc.render.charts.compare import layer_chart, timeline_chart
     from actcalc.render.compare import compare_sheets
 
-    run = replace(_run(name, flags), policies=())
+    run = replace(run, policies=())
     untimed = run.device is not None and run.layout.pp > 1
     left = ("policy", "device") if untimed else ("policy",)
     if untimed:
@@ -222,11 +225,11 @@ _TARGETS = ("megatron", "torchtitan", "deepspeed", "transformers", "fsdp")
 """Targets that are written and read back without Pydantic."""
 
 
-def _emitted(name: str, flags: Mapping[str, Any]) -> dict[str, str]:
+def _emitted(run: Run) -> dict[str, str]:
     """The run as flags or a file of each framework that can say it."""
     from actcalc.io.writers import written
 
-    run, found = _run(name, flags), {}
+    found = {}
     for target in _TARGETS:
         try:
             found[target] = written(run, target, vetted=True)

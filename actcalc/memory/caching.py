@@ -10,6 +10,7 @@ With ``expandable_segments`` a pool of a stream is one segment that grows by who
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from typing import NamedTuple
 
 _ROUND = 512
@@ -17,6 +18,10 @@ _SMALL = 2**20
 _SMALL_SEGMENT = 2 * 2**20
 _LARGE_SEGMENT = 20 * 2**20
 _LARGE_FROM = 10 * 2**20
+
+
+def _rounded(size: int) -> int:
+    return max(_ROUND, -(-size // _ROUND) * _ROUND)
 
 
 class _Pool(NamedTuple):
@@ -57,9 +62,11 @@ class CachingAllocator:
 
     def take(self, size: int, stream: int = 0) -> Block:
         """A block of ``size`` bytes for one stream."""
-        size = max(_ROUND, -(-size // _ROUND) * _ROUND)
+        size = _rounded(size)
         key = (stream, size <= _SMALL)
-        pool = self._pools.setdefault(key, _Pool(key[1], []))
+        pool = self._pools.get(key)
+        if pool is None:
+            pool = self._pools[key] = _Pool(key[1], [])
         at = bisect_left(pool.free, (size, -1, -1))
         if at == len(pool.free):
             self._grow(key, pool, size)
@@ -67,13 +74,68 @@ class CachingAllocator:
         whole, segment, start = pool.free[at]
         self._drop(pool, whole, segment, start)
         left = whole - size
-        if left >= _ROUND if key[1] or self.expandable else left > _SMALL:
+        if self._splits(left, small=key[1]):
             self._add(pool, left, segment, start + size)
         else:
             size = whole
         self.allocated += size
         self.most_allocated = max(self.most_allocated, self.allocated)
         return Block(key, segment, start, size)
+
+    def touch(self, sizes: Sequence[int]) -> None:
+        """Take blocks of ``sizes``, all but the last of which are equal, and give them back.
+
+        Where free blocks hold them all, everything is then as it was (freed neighbours join), so
+        that what was in use is all there is to know.
+        """
+        used = self._fitting(_rounded(sizes[0]), _rounded(sizes[-1]), len(sizes) - 1)
+        if used is None:
+            for block in [self.take(size) for size in sizes]:
+                self.give(block)
+        else:
+            self.most_allocated = max(self.most_allocated, self.allocated + used)
+
+    def _fitting(self, size: int, last: int, count: int) -> int | None:
+        """Bytes in use by ``count`` blocks of a size and a ``last`` one; None if they do not fit.
+
+        The smallest block that is large enough is taken, and what is left of it is smaller still:
+        it is cut up before the next one is.
+        """
+        small, used = size <= _SMALL, 0
+        free = self._free(small)
+        first = at = bisect_left(free, (size, -1, -1))
+        pieces: list[int] = []
+        while count:
+            if at == len(free):
+                return None
+            whole = free[at][0]
+            taken = min(count, whole // size)
+            left = whole - taken * size
+            if self._splits(left, small=small):
+                pieces.append(left)
+                left = 0
+            used += taken * size + left
+            count, at = count - taken, at + 1
+        if (last <= _SMALL) != small:
+            small, first, at, pieces = not small, 0, 0, []
+            free = self._free(small)
+        place = bisect_left(free, (last, -1, -1))
+        if first <= place < at:
+            place = at
+        found = [piece for piece in pieces if piece >= last]
+        found += [whole for whole, _, _ in free[place : place + 1]]
+        if not found:
+            return None
+        left = min(found) - last
+        return used + last + (0 if self._splits(left, small=small) else left)
+
+    def _free(self, small: bool) -> list[tuple[int, int, int]]:
+        pool = self._pools.get((0, small))
+        return pool.free if pool else []
+
+    def _splits(self, left: int, *, small: bool) -> bool:
+        """Whether ``left`` bytes of a block that is taken stay free."""
+        return left >= _ROUND if small or self.expandable else left > _SMALL
 
     def give(self, block: Block) -> None:
         """A block back to its pool, joined with free neighbours."""

@@ -31,8 +31,11 @@ from actcalc.run.staged import Work
 _GATHER, _REDUCE = 1, 2
 """Streams of their own."""
 
-_MOST = 4_000
+_MOST = 1_000
 """Passes of layers in one step, at most."""
+
+_PIECES = 256
+"""Requests inside one op, at most: larger ones where it would be more."""
 
 Key = str | tuple[str, int]
 """A tensor by its name; a storage's gradient, or a piece of weight gradients, by its number."""
@@ -121,7 +124,7 @@ def _passage(walk: LayerWalk, moments: Iterable[Instant], start: Iterable[Key]) 
             del alive[key]
         alive.update((key, None) for key, _ in taken)
         if given or taken or inside:
-            each = largest.get(moment.at) or inside
+            each = max(largest.get(moment.at) or inside, -(-inside // _PIECES))
             pieces_inside = [min(each, inside - at) for at in range(0, inside, each or 1)]
             changes.append(_Change(given, tuple(taken), tuple(pieces_inside)))
 
@@ -352,8 +355,8 @@ class _Replay:
             for key, size in taken:
                 if key not in blocks:
                     blocks[key] = pool.take(size)
-            for block in [pool.take(size) for size in inside]:
-                pool.give(block)
+            if inside:
+                pool.touch(inside)
 
     def _forward(self, chunk: int) -> list[_Held]:
         """A micro-batch's forward of a chunk; what it holds from then on, place by place."""

@@ -117,6 +117,37 @@ RUNS: tuple[dict[str, Any], ...] = (
 )
 
 
+SIZES = st.sampled_from((1, 512, 5000, MIB, MIB + 1, 3 * MIB, 9 * MIB, 20 * MIB, 57 * MIB))
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.sampled_from((None, 10**9)), st.booleans(),
+    st.lists(st.tuples(SIZES, st.integers(-1, 20)), max_size=40),
+    SIZES, st.integers(1, 9), st.integers(0, 57 * MIB),
+)  # fmt: skip
+def test_touching_is_taking_and_giving_back(
+    limit: int | None, expandable: bool, before: list[tuple[int, int]],
+    size: int, count: int, last: int,
+) -> None:  # fmt: skip
+    """The same in use and reserved, and the same free blocks, however the pool was used before."""
+    touched, taken = (CachingAllocator(limit=limit, expandable=expandable) for _ in range(2))
+    for pool in (touched, taken):
+        blocks: list[Block] = []
+        for each, given_back in before:
+            blocks.append(pool.take(each))
+            if 0 <= given_back < len(blocks):
+                pool.give(blocks.pop(given_back))
+    sizes = [size] * count + [min(last, size)] * (last > 0)
+    touched.touch(sizes)
+    for block in [taken.take(each) for each in sizes]:
+        taken.give(block)
+    one, other = ({**vars(pool)} for pool in (touched, taken))
+    for found in (one, other):
+        found["_pools"] = {key: pool for key, pool in found["_pools"].items() if pool.free}
+    assert one == other
+
+
 @pytest.mark.parametrize("options", RUNS, ids=lambda options: str(options)[15:80])
 def test_the_replay_has_the_peak_of_the_table(options: dict[str, Any]) -> None:
     """It is another way through the same moments: what it has in use at most is the peak."""
