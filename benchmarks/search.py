@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import resource
+import subprocess
 import sys
 import time
 from typing import NamedTuple
@@ -32,16 +33,24 @@ class Grid(NamedTuple):
     everything: bool = True
 
 
+GPT3, DEEPSEEK = ("gpt3-175b", "a100-80gb"), ("deepseek-v3", "h800")
+MANY = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288)
+RAMP = (3072, 6144, 9216, 12288, 15360)
+"""Sequences of a step while DeepSeek-V3's batch grew (arXiv:2412.19437, section 4.2: from 3072 to
+15360), in steps of the first."""
+
 GRIDS = (
-    Grid("gpt3-175b, 1,024 GPUs", "gpt3-175b", "a100-80gb", (1024,), (1536,), 1_000_000),
-    Grid(
-        "gpt3-175b, 64 to 12,288 GPUs", "gpt3-175b", "a100-80gb",
-        (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288),
-        (1536, 3072, 6144), 1_000_000,
-    ),
-    Grid("deepseek-v3, 2,048 GPUs", "deepseek-v3", "h800", (2048,), (15360,), 300_000,
-         everything=False),
-)  # fmt: skip
+    Grid("gpt3-175b, 1,024 GPUs", *GPT3, (1024,), (1536,), 1_000_000),
+    Grid("gpt3-175b, 64 to 12,288 GPUs", *GPT3, MANY, (1536, 3072, 6144), 1_000_000),
+    Grid("gpt3-175b, ten million", *GPT3, MANY, tuple(range(1536, 1536 * 17, 1536)), 1_000_000),
+    Grid("deepseek-v3, 2,048 GPUs, one batch", *DEEPSEEK, (2048,), (15360,), 300_000),
+    Grid("deepseek-v3, 2,048 GPUs, its batches", *DEEPSEEK, (2048,), RAMP, 300_000),
+)
+COMMANDS = (
+    "search gpt3-175b --gpus 1024 --device a100-80gb --global-batch 1536",
+    "search deepseek-v3 --gpus 2048 --device h800 --global-batch 15360 --framework megatron",
+)
+"""Whole processes that are timed."""
 
 
 def peak_bytes() -> int:
@@ -69,6 +78,18 @@ def report(grid: Grid) -> None:
     )
 
 
+def report_commands() -> None:
+    for command in COMMANDS:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(
+            [sys.executable, "-m", "actcalc", *command.split(), "--json"],
+            check=True, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        print(f"actcalc {command}: {seconds:.2f} s of one core, the whole process")
+
+
 PEERS = {"calculon": "calculon", "llm-analysis": "llm_analysis", "SimuMax": "simumax"}
 
 
@@ -81,11 +102,14 @@ def report_peers() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("grids", nargs="*", help="words of the grids' names; all if none is given")
+    parser.add_argument("--commands", action="store_true", help="time whole processes, too")
     parser.add_argument("--peers", action="store_true")
     asked = parser.parse_args()
     for grid in GRIDS:
         if not asked.grids or any(word in grid.name for word in asked.grids):
             report(grid)
+    if asked.commands:
+        report_commands()
     if asked.peers:
         report_peers()
     return 0

@@ -38,6 +38,12 @@ class FoundLayout:
     """Tokens per second of one GPU."""
     mfu_ratio: float
     """Model FLOPs over what the devices could do in the step."""
+    named_policy: str | None = None
+    """Where the policy is planned: the fastest policy with a name that fits there."""
+    named_step_seconds: float | None = None
+    """The step under that one."""
+    plan_command: str | None = None
+    """The command that prints the plan."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -68,6 +74,8 @@ class Search(Result):
     """Those of them that fit."""
     complete: bool
     """False where the search was stopped before its end."""
+    planned: bool
+    """The layouts listed were refined by the planner: each layer's policy is its own."""
     listed: Listed
     """Which of them are listed: different, the best of each set of degrees (tp, cp, ep, pp);
     pareto, those that none tops in both memory and time; all."""
@@ -117,8 +125,9 @@ def answer(
         considered=found.considered,
         feasible=len(found.peak),
         complete=found.complete,
+        planned=False,
         listed=which,
-        results=tuple(_layout(found, int(row)) for row in listed(found, which)[:most]),
+        results=tuple(layout_of(found, int(row)) for row in listed(found, which)[:most]),
         notes=_notes(found, space, efficiency),
     )
 
@@ -131,7 +140,8 @@ def listed(found: Found, which: Listed) -> Indices:
     return pareto(found, order) if which == "pareto" else order
 
 
-def _layout(found: Found, row: int) -> FoundLayout:
+def layout_of(found: Found, row: int) -> FoundLayout:
+    """One row as it is listed."""
     return FoundLayout(
         layout=found.layout(row).model_dump(),
         micro_batch=found.micro_batch(row),

@@ -17,6 +17,7 @@ from actcalc.api.models import Described, described
 from actcalc.cli import advise as advising
 from actcalc.cli import search as searching
 from actcalc.cli.options import MemoryOptions, RunOptions, TimeOptions
+from actcalc.errors import SpecError
 from actcalc.specs import Layout, Workload
 
 
@@ -66,6 +67,7 @@ def search(
     gpus: int,
     top: int | None = 10,
     pareto: str | None = None,
+    plan: bool = False,
     max_tp_within_node: bool = True,
     efficiency: Efficiency = None,
     **options: Unpack[SearchKeywords],
@@ -82,6 +84,7 @@ def search(
         gpus: GPUs of every layout.
         top: How many are listed, the best of each set of degrees; None lists all that fit.
         pareto: ``"memory,time"``: list what nothing tops in both.
+        plan: Plan the best layouts' recomputation, layer by layer, and rank them anew.
         max_tp_within_node: Tensor parallelism stays inside a node.
         efficiency: Shares of a device's peaks (``{"gemm": 0.8}``), or presets and files of them.
     """
@@ -99,11 +102,17 @@ def search(
         TimeOptions,
     )
     more = searching.SearchOptions(
-        gpus=gpus, max_tp_within_node=max_tp_within_node, pareto=pareto, top=top or 1
+        gpus=gpus, max_tp_within_node=max_tp_within_node, pareto=pareto, plan=plan, top=top or 1
     )
     shown = more.shown()
     origin = described(model, layout, workload, chosen.from_)
     result, space, shares = searching.found(origin, chosen, held, timing, more)
+    if plan:
+        from actcalc.answers.search_planned import planned
+
+        if top is None:
+            raise SpecError("a search plans the best layouts, not all", "give top a number")
+        return planned(result, space, top, shares)
     if top is None and shown == "different":
         return answer(result, space, "all", None, shares)
     return answer(result, space, shown, top, shares)

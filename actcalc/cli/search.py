@@ -123,6 +123,14 @@ class SearchOptions:
             words=lambda: ("memory,time",),
         ),
     ] = None
+    plan: Annotated[
+        bool,
+        option(
+            "--plan",
+            help="Plan the best layouts' recomputation, layer by layer, and rank them anew.",
+            panel=_PANEL,
+        ),
+    ] = False
     top: Annotated[
         int, option("--top", help="Layouts listed (default: 10); files hold all.", panel=_PANEL)
     ] = 10
@@ -131,6 +139,8 @@ class SearchOptions:
         """Which rows are listed; ``SpecError`` for a front of other figures."""
         if self.pareto is None:
             return "different"
+        if self.plan:
+            raise SpecError("--plan ranks by time alone", "drop --plan or --pareto")
         words = sorted(word.strip() for word in self.pareto.split(","))
         if words != ["memory", "time"]:
             raise SpecError(f"--pareto {self.pareto!r} is no pair", "use --pareto memory,time")
@@ -186,11 +196,19 @@ def search(
         origin = options.origin(models)
         result, space, shares = found(origin, options, memory, timing, search, progress)
     from actcalc.answers.search import all_rows, answer, listed
+    from actcalc.answers.search_planned import planned
     from actcalc.render.search import search_sheets
 
     whole = output.output is not None and name == "json" and shown == "different"
 
+    refined: Search | None = None
+    if search.plan:
+        with bar("planning") as progress:
+            refined = planned(result, space, search.top, shares, progress)
+
     def short() -> Search:
+        if refined is not None:
+            return refined
         if whole:
             return answer(result, space, "all", None, shares)
         return answer(result, space, shown, search.top, shares)

@@ -98,6 +98,7 @@ class Roofline:
         self.training: Training = staged.run.training
         self._ops: dict[Graph, tuple[OpTime, ...]] = {}
         self._layers: dict[tuple[Graph, Policy], LayerTime] = {}
+        self._plain: dict[Graph, LayerTime] = {}
         self._spent: dict[Graph, dict[str, Spent]] = {}
         self._kernels = Kernels(staged, rates)
         self._host = Host(staged, rates)
@@ -125,27 +126,39 @@ class Roofline:
         return (*self.ops(graph) * (policy.passes - 1), *self.rerun(graph, policy))
 
     def _layer(self, graph: Graph, policy: Policy) -> LayerTime:
-        times, rerun = self.ops(graph), self.passes(graph, policy)
-        again = added(time.forward_seconds for time in rerun)
-        again += self.regathered(graph, policy)
-        forward = added(time.forward_seconds for time in times)
-        spent = self.spent(graph)
-        host = added(one.forward for one in spent.values())
+        once = self._once(graph)
         if self.staged.under(policy).outcome(graph).detached:
-            stalled = most(0.0, host - forward) if self._host.waits(graph) else 0.0
-            return LayerTime(forward, 0.0, 0.0, 0.0, host, exchange=exchanged(times)[0],
-                             stalled=stalled)  # fmt: skip
-        return LayerTime(
-            forward=forward,
+            return replace(
+                once, backward=0.0, weight_gradient=0.0, host_backward=0.0,
+                exchange=exchanged(self.ops(graph))[0],
+            )  # fmt: skip
+        rerun, spent = self.passes(graph, policy), self.spent(graph)
+        again = added(time.forward_seconds for time in rerun) + self.regathered(graph, policy)
+        return replace(
+            once,
             rerun=again,
-            backward=again + added(time.backward_seconds for time in times),
-            weight_gradient=added(time.weight_gradient for time in times),
-            host_forward=host,
-            host_backward=added(one.backward for one in spent.values())
-            + added(spent[time.name].forward for time in rerun),
-            exchange=added(exchanged(times)) + exchanged(rerun)[0],
-            stalled=most(0.0, host - forward) if self._host.waits(graph) else 0.0,
+            backward=again + once.backward,
+            host_backward=once.host_backward + added(spent[time.name].forward for time in rerun),
+            exchange=once.exchange + exchanged(rerun)[0],
         )
+
+    def _once(self, graph: Graph) -> LayerTime:
+        """Seconds of one layer that runs nothing again (cached)."""
+        if graph not in self._plain:
+            times, spent = self.ops(graph), self.spent(graph).values()
+            forward = added(time.forward_seconds for time in times)
+            host = added(one.forward for one in spent)
+            self._plain[graph] = LayerTime(
+                forward=forward,
+                rerun=0.0,
+                backward=added(time.backward_seconds for time in times),
+                weight_gradient=added(time.weight_gradient for time in times),
+                host_forward=host,
+                host_backward=added(one.backward for one in spent),
+                exchange=added(exchanged(times)),
+                stalled=most(0.0, host - forward) if self._host.waits(graph) else 0.0,
+            )
+        return self._plain[graph]
 
     def spent(self, graph: Graph) -> dict[str, Spent]:
         """Seconds of the host for each op of ``graph``, by name (cached)."""

@@ -70,14 +70,25 @@ def check_timed(training: Training) -> None:
         )
 
 
-def step_time(policy: Policy, roofline: Roofline, *, count: int | None = None) -> StepTime:
+def step_time(
+    policy: Policy,
+    roofline: Roofline,
+    *,
+    count: int | None = None,
+    more: Sequence[Sequence[LayerTime]] | None = None,
+) -> StepTime:
     """Time one step under ``policy``; ``count`` micro-batches per replica, else the run's own.
 
+    ``more`` is what each stage's chunks do beside that (what a plan runs again, layer by layer).
     Raises ``SpecError`` for a schedule that cannot run so many.
     """
     staged, rates, training = roofline.staged, roofline.rates, roofline.training
     batches = count or staged.microbatches
-    times = [[chunk.paced() for chunk in stage] for stage in _chunk_times(policy, roofline)]
+    each = _chunk_times(policy, roofline)
+    if more is not None:
+        pairs = zip(each, more, strict=True)
+        each = [[a + b for a, b in zip(*stage, strict=True)] for stage in pairs]
+    times = [[chunk.paced() for chunk in stage] for stage in each]
     pipeline, bubble = _pipeline(staged, times, handover(staged.graph, rates), batches)
     whole = [sum(stage, NOTHING) for stage in times]
     stage = max(range(len(whole)), key=lambda index: (whole[index].forward, whole[index].backward))

@@ -7,8 +7,10 @@ more than one sequence. Runs that agree in all of these share their graphs.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
+from actcalc.layers.core.graph import Comm, Graph, Op, Weight
+from actcalc.layers.model import ModelGraph
 from actcalc.specs import Framework, Layout, Model, Workload
 
 _BLOCK = 8  # rows, or batches times heads, that a fused softmax wants to be a multiple of
@@ -43,3 +45,38 @@ def _reads_more(model: Model) -> bool:
         model.mamba or model.linear or model.patches or model.tower or model.encoder_layers
         or model.layer_sizes
     )  # fmt: skip
+
+
+def signature(model: ModelGraph) -> tuple[Hashable, ...]:
+    """All that rules read of a run's graphs beside sizes: equal where graphs are the same."""
+    layout = model.context.layout
+    graphs = [model.embedding, *(run.graph for run in model.kinds), model.head]
+    if model.mtp:
+        graphs.append(model.mtp.graph)
+    degrees = (layout.tp > 1, layout.sp, layout.cp > 1, layout.ep > 1, layout.pp)
+    return (degrees, *map(_graph, graphs))
+
+
+def _graph(graph: Graph) -> tuple[Hashable, ...]:
+    tensors = tuple((t.name, t.shape, t.dtype) for t in graph.tensors.values())
+    ops = tuple(map(_op, graph.ops))
+    return graph.input, graph.output, tensors, ops, graph.shared, graph.gradient
+
+
+def _op(op: Op) -> tuple[Hashable, ...]:
+    return (
+        op.name, op.kind, op.group, op.inputs, op.outputs, op.saves, op.flops, op.backward_flops,
+        _weights(op.weights), _comms(op.comm), _comms(op.backward_comm), op.forward_scratch,
+        op.backward_scratch, op.modules, op.rerunnable, op.kernel,
+    )  # fmt: skip
+
+
+def _weights(weights: Iterable[Weight]) -> tuple[Hashable, ...]:
+    return tuple(tuple(vars(weight)[name] for name in _WEIGHT) for weight in weights)
+
+
+def _comms(comms: Iterable[Comm]) -> tuple[Hashable, ...]:
+    return tuple((comm.collective, comm.group, comm.bytes) for comm in comms)
+
+
+_WEIGHT = ("name", "shape", "expert", "scope", "frozen", "added")

@@ -17,6 +17,7 @@ _LISTED = {
     "pareto": "none of the others needs less memory and less time",
     "all": "all that fit",
 }
+_PLANNED = "best of each tp, cp, ep, pp, its recomputation planned"
 
 
 def search_sheets(
@@ -37,7 +38,7 @@ def search_sheets(
                 f"s {work['seq']:,}  {work['precision']}  {work['attention']} attention  "
                 f"{result.framework} kernels  {work['global_batch']} sequences per step",
                 f"{result.considered:,} layouts, of which {result.feasible:,} fit {usable}; "
-                f"{_LISTED[result.listed]}",
+                f"{_PLANNED if result.planned else _LISTED[result.listed]}",
             ),
             notes=result.notes,
             keys=COLUMNS if records is not None else None,
@@ -95,8 +96,21 @@ def _columns(result: Search, units: str) -> tuple[Column, ...]:
         ),
         Column("micro_batch", "micro-\nbatch"),
         Column("policy", "policy", align="left"),
+        Column(
+            "named_policy",
+            "else",
+            lambda name: name or "",
+            align="left",
+            shown=result.planned,
+        ),
         sizes_column("peak_bytes", "a GPU", found, units),
         Column("step_seconds", "step\ns", digits),
+        Column(
+            "named_step_seconds",
+            "else\ns",
+            lambda seconds: "" if seconds is None else digits(seconds),
+            shown=result.planned,
+        ),
         Column("tokens_per_second_per_gpu", "tokens/s\nper GPU", digits, rank=2),
         ranked(1, share_column("mfu_ratio", "MFU\n ")),
     )

@@ -73,23 +73,25 @@ def at_layout(model: ModelGraph, layout: Layout | Degrees) -> ModelGraph:
     return replace(model, context=context)
 
 
+def laid(run: Run, lane: Lane) -> StagedRun:
+    """One lane as a run of a single stage; raises ``SpecError`` where there is no such run."""
+    layout = lane.split.layout()
+    if not lane.alone:
+        layout = replace(layout, pp=2, layers_per_stage=(run.model.depth, 0))
+    size = lane.micro_batch
+    workload = run.workload.model_copy(
+        update={"micro_batch": size, "global_batch": size * lane.rounds}
+    )
+    return StagedRun(replace(run, layout=layout, workload=workload))
+
+
 class Family:
     """Lanes with the same graphs, and their stage's memory by policy."""
 
     def __init__(
-        self, run: Run, lanes: Sequence[Lane], rates: Rates, policies: Sequence[str]
+        self, staged: StagedRun, lanes: Sequence[Lane], rates: Rates, policies: Sequence[str]
     ) -> None:
-        first = lanes[0]
-        layout = first.split.layout()
-        if not first.alone:
-            layout = replace(layout, pp=2, layers_per_stage=(run.model.depth, 0))
-        workload = run.workload.model_copy(
-            update={
-                "micro_batch": first.micro_batch,
-                "global_batch": first.micro_batch * first.rounds,
-            }
-        )
-        staged = StagedRun(replace(run, layout=layout, workload=workload))
+        """``staged`` is the first lane's, as :func:`laid` lays it out."""
         self.lanes = tuple(lanes)
         self.measured: list[tuple[Ints, Floats]] = []
         """Bytes and seconds of each kind of layer, once they are worked out."""

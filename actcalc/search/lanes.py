@@ -14,9 +14,9 @@ import numpy as np
 
 from actcalc.cost.rates import Rates
 from actcalc.errors import SpecError
-from actcalc.layers.alike import structure
+from actcalc.layers.alike import signature, structure
 from actcalc.layers.core.either import MixedError
-from actcalc.search.family import Family, Floats, Ints, Lane
+from actcalc.search.family import Family, Floats, Ints, Lane, laid
 from actcalc.specs.run import Run
 
 
@@ -36,18 +36,30 @@ class Lanes:
         self.run, self.rates, self.policies = run, rates, tuple(policies)
         self.families: list[Family] = []
         self._tables: dict[Any, Any] = {}
-        alike: dict[Any, list[Lane]] = {}
-        for lane in wanted:
-            alike.setdefault(_key(run, lane) if together else lane, []).append(lane)
-        for lanes in alike.values():
+        for lanes in self._alike(wanted) if together else ([lane] for lane in wanted):
             self.families += self._measured(lanes)
         self.lanes = [lane for family in self.families for lane in family.lanes]
         self.places = {lane: place for place, lane in enumerate(self.lanes)}
 
+    def _alike(self, wanted: Iterable[Lane]) -> Iterable[list[Lane]]:
+        """Lanes in groups with the same graphs; those that the framework cannot run left out."""
+        groups: dict[Any, list[Lane]] = {}
+        for lane in wanted:
+            groups.setdefault(_key(self.run, lane), []).append(lane)
+        found: dict[Any, list[Lane]] = {}
+        for lanes in groups.values():
+            try:
+                graph = laid(self.run, lanes[0]).graph
+            except SpecError:
+                continue
+            key = signature(graph), lanes[0].rounds
+            found.setdefault(key, []).extend(lanes)
+        return found.values()
+
     def _measured(self, lanes: Sequence[Lane]) -> list[Family]:
         """Lanes as one family, as one each where they differ in more than sizes, or none."""
         try:
-            found = Family(self.run, lanes, self.rates, self.policies)
+            found = Family(laid(self.run, lanes[0]), lanes, self.rates, self.policies)
             parts = [(found.parts(kind), found.seconds(kind)) for kind in range(len(found.layers))]
         except SpecError:
             return []
