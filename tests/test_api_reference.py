@@ -24,8 +24,9 @@ from actcalc.answers.mfu import Utilisation
 from actcalc.answers.plan import RunPlan
 from actcalc.api.choose import AdviceReport, Search
 from actcalc.cli.bundles import help_of
-from actcalc.cli.options import MemoryOptions, PlanTrainingOptions, RunOptions
+from actcalc.cli.options import RunOptions
 from actcalc.cli.search import SearchRunOptions
+from actcalc.cli.training import MemoryOptions, PlanTrainingOptions
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "api.md"

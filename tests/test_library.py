@@ -35,9 +35,10 @@ from actcalc import (
     search,
 )
 from actcalc.api import keywords
-from actcalc.cli.options import MemoryOptions, PlanTrainingOptions, RunOptions
+from actcalc.cli.options import RunOptions
 from actcalc.cli.schema import OUTPUTS, schema_of
 from actcalc.cli.search import SearchRunOptions
+from actcalc.cli.training import MemoryOptions, PlanTrainingOptions
 from tests.agreement.asking import ask
 from tests.conftest import ROOT
 

@@ -17,7 +17,7 @@ from actcalc.answers.header import RunAnswer, header, run_notes
 from actcalc.answers.judged import judged
 from actcalc.answers.mfu_figures import CountingFigure, Prediction, Training
 from actcalc.answers.step_given import Basis, Given, Work
-from actcalc.cost.flops import Counting, hardware_flops, model_flops
+from actcalc.cost.flops import Counting, HardwareFlops, hardware_flops, model_flops
 from actcalc.cost.rates import default_note, peak_flops, rates_of
 from actcalc.cost.roofline import roofline_of
 from actcalc.cost.step import StepTime, check_timed, step_time
@@ -173,9 +173,7 @@ def utilisation(
             prediction, run, seconds if basis == "measured" else None, efficiency
         ),
         training=training_run(tokens, step_tokens, seconds, count, price_per_gpu_hour),
-        notes=_notes(
-            staged, prediction, impossible, hardware.convention, by_ops / available, efficiency
-        ),
+        notes=_notes(staged, prediction, impossible, hardware, by_ops / available, efficiency),
     )
 
 
@@ -374,13 +372,13 @@ def _notes(
     staged: StagedRun,
     prediction: StepTime | str,
     impossible: str,
-    convention: str,
+    hardware: HardwareFlops,
     by_ops: float,
     efficiency: Mapping[str, float] | None,
 ) -> tuple[str, ...]:
     run = staged.run
     notes = [*run_notes(staged), impossible, staged.microbatches_note]
-    if convention != "ops":
+    if hardware.convention != "ops":
         notes.append(
             "HFU by the paper's equation, which adds s/6h; the ops that re-run alone make it "
             f"{percent(by_ops)} (see: actcalc explain selective)."

@@ -25,12 +25,8 @@ from actcalc.api.keywords import (
     documented,
 )
 from actcalc.api.models import Described, Plain, described, load_layer, load_model
-from actcalc.cli.options import (
-    MemoryOptions,
-    PlanTrainingOptions,
-    RunOptions,
-    TimeOptions,
-)
+from actcalc.cli.options import RunOptions, TimeOptions
+from actcalc.cli.training import MemoryOptions, PlanTrainingOptions
 from actcalc.errors import SpecError
 from actcalc.render import shown
 from actcalc.specs import Layout, Workload

@@ -16,7 +16,8 @@ from actcalc.api.keywords import (
 from actcalc.api.models import Described, described
 from actcalc.cli import advise as advising
 from actcalc.cli import search as searching
-from actcalc.cli.options import MemoryOptions, RunOptions, TimeOptions
+from actcalc.cli.options import RunOptions, TimeOptions
+from actcalc.cli.training import MemoryOptions
 from actcalc.errors import SpecError
 from actcalc.specs import Layout, Workload
 

@@ -11,15 +11,9 @@ import typer
 from actcalc.answers.advise import AdviceReport, advise_run, first_advice
 from actcalc.cli.choices import examples, option
 from actcalc.cli.given import given_words
-from actcalc.cli.options import (
-    MemoryOptions,
-    ModelArguments,
-    OutputOptions,
-    RunOptions,
-    TimeOptions,
-    with_options,
-)
+from actcalc.cli.options import ModelArguments, OutputOptions, RunOptions, TimeOptions, with_options
 from actcalc.cli.output import check_units, chosen_format, emit
+from actcalc.cli.training import MemoryOptions
 from actcalc.cli.values import count_of, replicas
 from actcalc.errors import SpecError
 from actcalc.io.sources import Source

@@ -8,15 +8,9 @@ import typer
 
 from actcalc.answers.check import check_run
 from actcalc.cli.choices import examples, option
-from actcalc.cli.options import (
-    MemoryOptions,
-    ModelArguments,
-    OutputOptions,
-    RunOptions,
-    refuse_idle,
-    with_options,
-)
+from actcalc.cli.options import ModelArguments, OutputOptions, RunOptions, refuse_idle, with_options
 from actcalc.cli.output import check_units, chosen_format, emit
+from actcalc.cli.training import MemoryOptions
 from actcalc.errors import SpecError
 from actcalc.io.logs import read_log, snapshot_refused
 from actcalc.render.check import check_sheets

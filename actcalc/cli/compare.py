@@ -12,7 +12,6 @@ from actcalc.answers.compare import Comparison, compare_run
 from actcalc.cli.choices import argument, examples
 from actcalc.cli.choices import models as known_models
 from actcalc.cli.options import (
-    MemoryOptions,
     OutputOptions,
     RunOptions,
     TimeOptions,
@@ -21,6 +20,7 @@ from actcalc.cli.options import (
     with_options,
 )
 from actcalc.cli.output import check_units, chosen_format, emit
+from actcalc.cli.training import MemoryOptions
 from actcalc.errors import SpecError
 from actcalc.io.sources import Source, measured_layer
 from actcalc.render.compare import compare_sheets, model_sheets, side_by_side

@@ -10,14 +10,9 @@ import typer
 from actcalc.answers.memory import MemoryReport, memory_run
 from actcalc.cli.choices import argument, examples, option
 from actcalc.cli.choices import models as known_models
-from actcalc.cli.options import (
-    MemoryOptions,
-    OutputOptions,
-    RunOptions,
-    refuse_idle,
-    with_options,
-)
+from actcalc.cli.options import OutputOptions, RunOptions, refuse_idle, with_options
 from actcalc.cli.output import check_units, chosen_format, emit, emit_text
+from actcalc.cli.training import MemoryOptions
 from actcalc.errors import SpecError, say
 from actcalc.io.sources import Source
 from actcalc.render.memories import side_sheets

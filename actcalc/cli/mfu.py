@@ -10,15 +10,9 @@ import typer
 from actcalc.answers.calibrate import calibrate_file
 from actcalc.answers.mfu import Utilisation, utilisation
 from actcalc.cli.choices import examples, option
-from actcalc.cli.options import (
-    MemoryOptions,
-    ModelArguments,
-    OutputOptions,
-    RunOptions,
-    TimeOptions,
-    with_options,
-)
+from actcalc.cli.options import ModelArguments, OutputOptions, RunOptions, TimeOptions, with_options
 from actcalc.cli.output import check_units, chosen_format, emit
+from actcalc.cli.training import MemoryOptions
 from actcalc.cli.values import count_of, counting_of, replicas, seconds_of
 from actcalc.cost.flops import Counting
 from actcalc.io.sources import Source

@@ -11,15 +11,9 @@ import typer
 
 from actcalc.cli.choices import argument, examples, option, targets
 from actcalc.cli.choices import models as known_models
-from actcalc.cli.options import (
-    OutputOptions,
-    PlanTrainingOptions,
-    RunOptions,
-    flag_of,
-    refuse_given,
-    with_options,
-)
+from actcalc.cli.options import OutputOptions, RunOptions, flag_of, refuse_given, with_options
 from actcalc.cli.output import check_units, chosen_format, draws, emit, emit_text
+from actcalc.cli.training import PlanTrainingOptions
 from actcalc.errors import SpecError, say
 from actcalc.io.sources import measured_layer
 from actcalc.solve.clock import limited

@@ -9,15 +9,9 @@ from importlib.util import find_spec
 import typer
 
 from actcalc.cli.choices import examples
-from actcalc.cli.options import (
-    MemoryOptions,
-    ModelArguments,
-    OutputOptions,
-    RunOptions,
-    TimeOptions,
-    with_options,
-)
+from actcalc.cli.options import ModelArguments, OutputOptions, RunOptions, TimeOptions, with_options
 from actcalc.cli.output import check_units, chosen_format, emit_text
+from actcalc.cli.training import MemoryOptions
 from actcalc.errors import SpecError, install
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -8,16 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actcalc.cli.choices import LAYOUT, examples, option
-from actcalc.cli.options import (
-    MemoryOptions,
-    ModelArguments,
-    OutputOptions,
-    RunOptions,
-    TimeOptions,
-    with_options,
-)
+from actcalc.cli.options import ModelArguments, OutputOptions, RunOptions, TimeOptions, with_options
 from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.cli.progress import bar
+from actcalc.cli.training import MemoryOptions
 from actcalc.errors import SpecError
 from actcalc.io.sources import Source
 from actcalc.specs.run import Run

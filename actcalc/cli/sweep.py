@@ -11,16 +11,10 @@ import typer
 
 from actcalc.cli.bundles import annotated
 from actcalc.cli.choices import examples, option
-from actcalc.cli.options import (
-    MemoryOptions,
-    ModelArguments,
-    OutputOptions,
-    RunOptions,
-    TimeOptions,
-    with_options,
-)
+from actcalc.cli.options import ModelArguments, OutputOptions, RunOptions, TimeOptions, with_options
 from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.cli.progress import bar
+from actcalc.cli.training import MemoryOptions
 from actcalc.cli.values import count_of, replicas
 from actcalc.errors import SpecError, suggestion
 from actcalc.io.runs import settable

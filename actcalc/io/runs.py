@@ -125,10 +125,9 @@ def resolve(
     if layers is not None and layers != spec.layers:
         cut = spec.without_patterns(layers) if isinstance(layers, int) else {"layers": layers}
         spec = build(Model, {**spec.model_dump(), **cut}, "model", vetted=vetted)
-    grid = _apply(origin.layout, given, "layout")
-    plan, refilled = _same_devices(build(Layout, grid, "layout", vetted=vetted), origin, given)
-    plan, raised = _room_for_experts(plan, "dp" in grid)
-    step = _apply(origin.workload, {**(workload or {}), **extra["workload"]}, "workload")
+    plan, replicas_known, moved = _laid_out(origin, given, vetted=vetted)
+    asked_work = {**(workload or {}), **extra["workload"]}
+    step = _apply(origin.workload, asked_work, "workload")
     if origin.accumulation and step.get("global_batch") is None:
         step["global_batch"] = origin.accumulation * step.get("micro_batch", 1) * plan.dp
     step = _longest(step, origin, workload or {})
@@ -141,7 +140,7 @@ def resolve(
     check(spec, plan, work)
     check_profile(profile, plan, work)
     tuned = build(Training, trained, "training", vetted=vetted) if trained else Training()
-    check_training(spec, plan, tuned, replicas_known="dp" in grid)
+    check_training(spec, plan, tuned, replicas_known=replicas_known)
     check_objective(profile, work, tuned)
     asked = _listed(tuple(policies) or origin.policies)
     return Run(
@@ -153,11 +152,8 @@ def resolve(
         policies=asked,
         warnings=(
             *origin.warnings,
-            *_still_assumed(
-                origin, {"layout": given, "workload": {**(workload or {}), **extra["workload"]}}
-            ),
-            *refilled,
-            *raised,
+            *_still_assumed(origin, {"layout": given, "workload": asked_work}),
+            *moved,
             *left_out,
             *_idle_dropout(spec, work, step),
             *_padded(work),
@@ -166,6 +162,16 @@ def resolve(
         training=tuned,
         title=visible(origin.title),
     )
+
+
+def _laid_out(
+    origin: Source, given: Mapping[str, Any], *, vetted: bool
+) -> tuple[Layout, bool, tuple[str, ...]]:
+    """The layout, whether its replicas were said, and what of it follows from the rest."""
+    grid = _apply(origin.layout, given, "layout")
+    plan, refilled = _same_devices(build(Layout, grid, "layout", vetted=vetted), origin, given)
+    plan, raised = _room_for_experts(plan, "dp" in grid)
+    return plan, "dp" in grid, (*refilled, *raised)
 
 
 def _language_alone(

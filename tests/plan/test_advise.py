@@ -12,7 +12,8 @@ import pytest
 
 from actcalc.answers.advise import advise_run
 from actcalc.answers.command_words import replaced
-from actcalc.cli.options import MemoryOptions, RunOptions
+from actcalc.cli.options import RunOptions
+from actcalc.cli.training import MemoryOptions
 from actcalc.io.runs import load_run
 from actcalc.plan.advice import ALIKE, Advice
 from actcalc.plan.changes import _FLAGS, words

@@ -63,6 +63,47 @@ def read(data: Mapping[str, Any], where: Document) -> Part:
     if s.flag("disable_gradient_checkpointing"):
         given["policy"] = "none"
     _kernels(s, given)
+    tuned, told = _tuning(s, kind, where)
+    given |= tuned
+    notes += told
+    if s.flag("use_galore"):
+        given["training.galore_rank"] = s.number("galore_rank", default=16, least=1)
+        given["training.step_in_backward"] = s.flag("galore_layerwise")
+    if s.flag("use_muon"):
+        given["training.optimizer"] = "muon"
+    field, told = _stage(s)
+    given |= field
+    notes += told
+    if mcore.named(s):
+        given |= _megatron(s)
+    rest = {k: v for k, v in data.items() if k.replace("-", "_") not in s.asked}
+    part = trainer.read(rest, where)
+    pure = s.flag("pure_bf16")
+    precision = part.given.get("workload.precision")
+    if kind == "full" and not pure and precision in ("bf16", "fp16") and not _sharded(part):
+        precision = f"amp-{precision}"  # trained weights are cast to fp32 (model/adapter.py)
+    given["workload.precision"] = "bf16" if pure else precision
+    if mcore.named(s) and precision:
+        given["workload.precision"] = precision.removeprefix("amp-")
+    assumed = {
+        k: v for k, v in part.assumed.items() if k not in ("training.recipe", "workload.seq")
+    }
+    return replace(
+        part,
+        kind="llamafactory",
+        given={**part.given, **given},
+        usual={**part.usual, **usual},
+        assumed=assumed,
+        notes=(*notes, *_notes(s, part)),
+    )
+
+
+def _tuning(
+    s: Settings, kind: str | None, where: Document
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Which weights are trained (``model/adapter.py``), and what is not read of it."""
+    given: dict[str, Any] = {}
+    notes: list[str] = []
     bits = s.number("quantization_bit")
     if bits and kind not in ("lora", "oft"):
         raise SpecError(
@@ -88,36 +129,7 @@ def read(data: Mapping[str, Any], where: Document) -> Part:
         given |= {"training.train": ("layers",), "training.freeze": -last}
     elif kind != "full":
         notes.append(f"finetuning_type {kind} is not modelled: every weight is counted as trained.")
-    if s.flag("use_galore"):
-        given["training.galore_rank"] = s.number("galore_rank", default=16, least=1)
-        given["training.step_in_backward"] = s.flag("galore_layerwise")
-    if s.flag("use_muon"):
-        given["training.optimizer"] = "muon"
-    field, told = _stage(s)
-    given |= field
-    notes += told
-    if mcore.named(s):
-        given |= _megatron(s)
-    rest = {k: v for k, v in data.items() if k.replace("-", "_") not in s.asked}
-    part = trainer.read(rest, where)
-    pure = s.flag("pure_bf16")
-    precision = part.given.get("workload.precision")
-    if kind == "full" and not pure and precision in ("bf16", "fp16") and not _sharded(part):
-        precision = f"amp-{precision}"  # trained weights are cast to fp32 (model/adapter.py)
-    given["workload.precision"] = "bf16" if pure else precision
-    if given.get("framework") == "megatron" and precision:
-        given["workload.precision"] = precision.removeprefix("amp-")
-    assumed = {
-        k: v for k, v in part.assumed.items() if k not in ("training.recipe", "workload.seq")
-    }
-    return replace(
-        part,
-        kind="llamafactory",
-        given={**part.given, **given},
-        usual={**part.usual, **usual},
-        assumed=assumed,
-        notes=(*notes, *_notes(s, part)),
-    )
+    return given, tuple(notes)
 
 
 _OBJECTIVES = {"dpo": "dpo", "kto": "kto", "rm": "reward"}
