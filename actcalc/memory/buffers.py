@@ -255,7 +255,7 @@ def data_parallel(
                 "DistributedDataParallel reduces copies of the gradients",
             )
         ]
-    if buckets and layout.zero:
+    if (buckets or rules.flattens) and layout.zero and layout.pp == 1:
         return [
             Buffer(
                 "reduction bucket",
@@ -337,13 +337,35 @@ def outside(model: ModelGraph, device: Device) -> list[Buffer]:
     """What the driver and libraries take beside the framework's allocator."""
     sizes = overheads()
     context = device.context_bytes or (sizes["context"] if device.compute_capability else 0)
-    layout = model.context.layout
-    degrees = (layout.tp, layout.pp, layout.cp, layout.dp, layout.ep)
-    groups = sum(1 * (degree > 1) for degree in degrees)
+    groups, ends = communicators(model)
+    size = groups * sizes["communicator"] + ends * sizes["communicator_pair"]
     return [
         Buffer("device context", context, True, False, "CUDA context and loaded kernels"),
         Buffer(
-            "communicators", groups * sizes["communicator"], True, False,
-            _process_groups(groups),
+            "communicators", size, True, False,
+            _process_groups(groups + ends),
         ),
     ]  # fmt: skip
+
+
+def communicators(model: ModelGraph) -> tuple[int, int]:
+    """Process groups that the framework communicates over: of a degree, and of a pipeline's ends.
+
+    A communicator belongs to a group, also where several groups have the same ranks (PyTorch's
+    ProcessGroupNCCL makes it with the first collective).
+    """
+    layout = model.context.layout
+    world = layout.tp * layout.cp * layout.pp * layout.dp
+    known = {
+        "world": world,
+        "tp": layout.tp,
+        "pp": layout.pp,
+        "cp": layout.cp,
+        "dp": layout.dp,
+        "ep": layout.ep,
+        "norm": world if layout.zero else layout.tp * layout.pp,
+        "loss": layout.dp * layout.cp,
+    }
+    named = model.context.framework.process_groups
+    ends = "ends" in named and layout.pp > 1 and model.context.model.tied
+    return sum((known[name] > 1) * 1 for name in named if name in known), int(ends)

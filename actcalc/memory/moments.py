@@ -25,7 +25,10 @@ def stage_gpu(work: StageMemory, stage: int) -> Gpu:
         moments=moments_of(work, stage),
         chunks=tuple(_ends(parts, around, held.gradients) for parts, around in chunks),
         base=held.total + beside + work.shared(work.places[stage]),
-        floor=held.total + beside + work.optimizer_step(stage, held),
+        floor=held.total
+        + beside
+        - held.gradients
+        + max(one.gradients + sum(one.blocks) for one in work.optimizer_step(stage, held)),
     )
 
 

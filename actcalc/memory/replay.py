@@ -24,6 +24,7 @@ from actcalc.memory.figures import StageFigure
 from actcalc.memory.known import Known
 from actcalc.memory.parts import EMBEDDING, HEAD, REFERENCE, Part
 from actcalc.memory.stage import StageMemory
+from actcalc.memory.update import StepMoment
 from actcalc.memory.working import Instant, LayerWalk
 from actcalc.policy.rules import NONE, Policy
 from actcalc.run.staged import Work
@@ -293,8 +294,15 @@ class _Replay:
             if not step:
                 for size in self._pieces(later):
                     self.pool.take(size)
-            if table.step:
-                self.pool.give(self.pool.take(table.step))
+            for moment in table.steps:
+                self._updates(moment)
+
+    def _updates(self, moment: StepMoment) -> None:
+        """A moment of the optimizer's step: gradients that it still needs, and its temporaries."""
+        if moment.gradients < self.gradients.bytes:
+            self.gradients.to(moment.gradients)
+        for block in [self.pool.take(size) for size in moment.blocks if size]:
+            self.pool.give(block)
 
     def _pieces(self, size: int) -> list[int]:
         """``size`` bytes in one piece per weight, or in one where the framework has one buffer."""

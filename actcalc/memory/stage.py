@@ -24,9 +24,9 @@ from actcalc.memory.states import (
     recipe,
     replicas,
     states,
-    step_bytes,
 )
 from actcalc.memory.table import Row, Table
+from actcalc.memory.update import StepMoment, step_moments
 from actcalc.memory.working import Gradients
 from actcalc.policy.rules import Policy, rerun_ops
 from actcalc.run.placement import Chunks, Ends
@@ -177,7 +177,7 @@ class StageMemory:
                 for parts, around in zip(self.parts(stage), self.around(stage, held), strict=True)
             ],
             shared=self.shared(self.places[stage]),
-            step=self.optimizer_step(stage, held),
+            steps=self.optimizer_step(stage, held),
             kept=self._kept_gradients(held),
             made_at_first=0 if at_once else held.optimizer - held.master,
         )
@@ -299,10 +299,10 @@ class StageMemory:
         """
         return held.gradients + held.step_gradients if self.rules.persistent else 0
 
-    def optimizer_step(self, stage: int, held: States) -> int:
-        """Temporaries of the optimizer step."""
+    def optimizer_step(self, stage: int, held: States) -> tuple[StepMoment, ...]:
+        """The moments of the optimizer step."""
         largest = max((p.largest for chunk in self.parts(stage) for p in chunk), default=0)
-        return step_bytes(self.run.training, self.rules, held, largest) + held.step_gradients
+        return step_moments(self.run.layout, self.run.training, self.rules, held, largest)
 
     def shared(self, chunks: Chunks) -> int:
         """Tensors that exist once for all layers of the stage (masks, rotary tables).

@@ -364,23 +364,5 @@ def moments_of(group: Group, rules: Recipe, training: Training) -> tuple[int, in
     return size * every, size * one
 
 
-def step_bytes(training: Training, rules: Recipe, held: States, largest: int) -> int:
-    """Temporaries of an optimizer step; ``largest`` is the largest weight's elements.
-
-    Adafactor goes tensor by tensor: gradient and weight in fp32 (where they are not), and two
-    tensors that become the update (transformers optimization.py Adafactor.step). torch.optim's
-    foreach makes one list as large as a moment (optim/adam.py _multi_tensor_adam,
-    exp_avg_sq_sqrt), a loop over tensors two of one weight (_single_tensor_adam, denom).
-    """
-    kind = OPTIMIZERS[training.optimizer]
-    if kind.kept == "factored":
-        return 4 * largest * (2 + (rules.weight < 4) + (rules.gradient < 4))
-    if training.fused_optimizer:
-        return 0
-    if training.foreach_optimizer or not kind.moments:
-        return held.largest_state
-    return 2 * rules.moment * largest
-
-
 def _shard(size: int, ranks: int, sharded: bool) -> int:
     return -(-size // ranks) if sharded else size

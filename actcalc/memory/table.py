@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from actcalc.memory.buffers import Buffer
 from actcalc.memory.peaks import Moment, Moments
 from actcalc.memory.states import States
+from actcalc.memory.update import StepMoment
 from actcalc.run.staged import Work
 
 
@@ -91,8 +92,8 @@ class Table:
     chunks: Sequence[Moments]
     shared: int
     """Tensors that exist once for all layers."""
-    step: int
-    """Temporaries of the optimizer step."""
+    steps: tuple[StepMoment, ...]
+    """The moments of the optimizer step."""
     kept: int
     """Gradients that stay between steps."""
     made_at_first: int
@@ -121,8 +122,12 @@ class Table:
 
     @property
     def optimizer_step(self) -> Row:
-        """The step of the optimizer."""
-        return self._row("in the optimizer step", gradients=self.held.gradients, working=self.step)
+        """The highest moment of the optimizer's step."""
+        each = (
+            self._row("in the optimizer step", gradients=one.gradients, working=sum(one.blocks))
+            for one in self.steps
+        )
+        return max(each, key=lambda row: row.total)
 
     def _waits(self, work: Work) -> Row:
         return self._row(

@@ -18,7 +18,8 @@ from actcalc.layers.core.either import greatest
 from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.buffers import data_parallel, outside, workspaces
-from actcalc.memory.states import NO_GROUP, Group, Parameters, recipe, states, step_bytes
+from actcalc.memory.states import NO_GROUP, Group, Parameters, recipe, states
+from actcalc.memory.update import step_bytes
 from actcalc.search.family import Degrees, Family, Floats, Ints, at_layout
 from actcalc.search.lanes import Lanes
 from actcalc.search.space import Split
@@ -180,7 +181,7 @@ class Layouts:
         return (
             state.weights + state.optimizer + state.gradients + buffers
             + sum(buffer.bytes for buffer in found),
-            step_bytes(training, rules, state, largest) + state.step_gradients,
+            step_bytes(model.context.layout, training, rules, state, largest),
             sum(buffer.bytes for buffer in beside),
             optimizer_time(model, graphs, training, self.rates, parameters).total,
         )  # fmt: skip

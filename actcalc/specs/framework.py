@@ -33,12 +33,17 @@ LOSSES: Mapping[str, Mapping[str, Any]] = {
 }
 """Ways of a cross-entropy that a framework may offer, and the fields of a run that ask for each."""
 
+PROCESS_GROUPS = ("world", "tp", "pp", "cp", "dp", "ep", "norm", "loss", "ends")
+"""Process groups that a framework may communicate over: all ranks, those of each degree, those that
+share the norm of gradients, those that share the loss, first and last stage of a tied table."""
+
 _LISTS: Mapping[str, tuple[Any, ...]] = {
     "schedules": tuple(SCHEDULES),
     "losses": tuple(LOSSES),
     "zero_stages": (1, 2, 3),
     "offloads_states": ("optimizer", "weights"),
     "quantised_bits": (4, 8),
+    "process_groups": PROCESS_GROUPS,
     "launch_files": (
         "megatron", "torchtitan", "transformers", "fsdp", "deepspeed", "axolotl", "yaml",
     ),
@@ -158,6 +163,9 @@ class Framework(Spec):
     """An interleaved pipeline sends and receives while it computes."""
     drops_sent_outputs: bool
     """A stage's output is dropped once it is sent."""
+
+    process_groups: tuple[str, ...]
+    """Process groups that it communicates over, each of which has a communicator of its own."""
 
     # --- the host ---
     kernel_host_seconds: Seconds

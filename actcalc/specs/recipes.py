@@ -49,6 +49,8 @@ class Recipe(Row):
     """Gradients keep their buffer between steps (``zero_grad`` of torch drops them)."""
     states_at_start: bool
     """Optimizer states are made before the first step (else at its end)."""
+    flattens: bool
+    """An optimizer step flattens 16-bit gradients and casts them (DeepSpeed's optimizers)."""
     units: bool
     """With PyTorch's modules, weights that ZeRO shards are sharded in units (fully_shard)."""
     source: str
@@ -66,7 +68,7 @@ _ROWS = (
         weight=2, gradient=4, gradient_in_16_bit=2, updates_from=0, reduced=4, reduced_whole=False,
         summed="fused",
         master=4, moment=4, gathered=2, persistent=True,
-        states_at_start=False, units=True,
+        states_at_start=False, flattens=False, units=True,
         source="Megatron-LM optimizer.py Float16OptimizerWithFloat16Params; docs, dist_optimizer: "
         "18 bytes with Adam",
     ),
@@ -75,7 +77,7 @@ _ROWS = (
         weight=2, gradient=2, gradient_in_16_bit=2, updates_from=0, reduced=2, reduced_whole=False,
         summed="own type",
         master=4, moment=4, gathered=2, persistent=False,
-        states_at_start=True, units=False,
+        states_at_start=True, flattens=True, units=False,
         source="Rajbhandari et al. 2020, arXiv:1910.02054, section 3.1: 16 bytes with Adam",
     ),
     Recipe(
@@ -83,7 +85,7 @@ _ROWS = (
         weight=2, gradient=6, gradient_in_16_bit=6, updates_from=4, reduced=4, reduced_whole=True,
         summed="twice",
         master=4, moment=4, gathered=2, persistent=True,
-        states_at_start=True, units=False,
+        states_at_start=True, flattens=False, units=False,
         source="DeepSpeed runtime/bf16_optimizer.py BF16_Optimizer, update_hp_grads; "
         "runtime/pipe/engine.py _bf16_reduce_grads: buffered_allreduce_fallback",
     ),
@@ -92,7 +94,7 @@ _ROWS = (
         weight=4, gradient=4, gradient_in_16_bit=4, updates_from=0, reduced=4, reduced_whole=False,
         summed="cast",
         master=0, moment=4, gathered=4, persistent=False,
-        states_at_start=False, units=True,
+        states_at_start=False, flattens=False, units=True,
         source="torch.autocast: weights and gradients stay fp32",
     ),
     Recipe(
@@ -100,7 +102,7 @@ _ROWS = (
         weight=4, gradient=4, gradient_in_16_bit=4, updates_from=0, reduced=4, reduced_whole=False,
         summed="collected",
         master=0, moment=4, gathered=2, persistent=False,
-        states_at_start=False, units=True,
+        states_at_start=False, flattens=False, units=True,
         source="torch.distributed.fsdp MixedPrecision: param_dtype, reduce_dtype",
     ),
     Recipe(
@@ -108,7 +110,7 @@ _ROWS = (
         weight=2, gradient=2, gradient_in_16_bit=2, updates_from=0, reduced=2, reduced_whole=False,
         summed="own type",
         master=0, moment=2, gathered=2, persistent=False,
-        states_at_start=False, units=True,
+        states_at_start=False, flattens=False, units=True,
         source="torch.optim on a model of that type: states are like their parameter",
     ),
     Recipe(
@@ -116,7 +118,7 @@ _ROWS = (
         weight=4, gradient=4, gradient_in_16_bit=4, updates_from=0, reduced=4, reduced_whole=False,
         summed="own type",
         master=0, moment=4, gathered=4, persistent=False,
-        states_at_start=False, units=True,
+        states_at_start=False, flattens=False, units=True,
         source="torch.optim on an fp32 model: states are like their parameter",
     ),
 )  # fmt: skip

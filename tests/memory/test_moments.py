@@ -128,6 +128,56 @@ def test_losses_that_keep_no_logits(loss: str, gb: float) -> None:
     assert "layer 27" in stage.peak_at
 
 
+def temporaries(work: StageMemory, held: Any) -> int:
+    """What the one moment of an optimizer step makes."""
+    (moment,) = work.optimizer_step(0, held)
+    assert moment.gradients == held.gradients
+    return sum(moment.blocks)
+
+
+@pytest.mark.parametrize(
+    ("layout", "each"),
+    [
+        # bytes of a parameter: gradients that are left, and temporaries
+        ({}, [(2, (4, 4)), (0, (4, 0))]),
+        ({"dp": 4, "zero": 1}, [None, (1 / 2, (1 / 2, 1)), (0, (1, 0))]),
+        ({"dp": 4, "zero": 2}, [None, (1 / 2, (1 / 2, 1)), (0, (1, 0))]),
+        ({"dp": 16, "zero": 3}, [None, (1 / 8, (1 / 8, 1 / 4)), (1 / 8, (1 / 4, 0))]),
+    ],
+)
+def test_deepspeed_flattens_gradients_of_a_shard(
+    layout: dict[str, int], each: list[tuple[float, tuple[float, float]] | None]
+) -> None:
+    """runtime/fp16/fused_optimizer.py, zero/stage_1_and_2.py, stage3.py: step."""
+    run = load_run(
+        "llama-3-8b", framework="transformers", training={"recipe": "mixed"}, layout=layout,
+        workload={"seq": 64},
+    )  # fmt: skip
+    work = StageMemory.of(run)
+    held, count = work.beside(0)[0], work.parameters(0).total
+    found = work.optimizer_step(0, held)
+    assert len(found) == len(each)
+    for moment, wanted in zip(found, each, strict=True):
+        if wanted is None:  # the norm, in double, of the largest weight
+            assert moment == (held.gradients, (8 * 128256 * 4096,))
+            continue
+        assert moment.gradients == pytest.approx(wanted[0] * count)
+        assert moment.blocks == pytest.approx([size * count for size in wanted[1]])
+
+
+def test_deepspeed_reduces_a_pipelines_gradients_after_its_last_backward() -> None:
+    """stage_1_and_2.py reduce_gradients; engine.py buffered_allreduce_fallback (BF16_Optimizer)."""
+    for recipe, bucket in (("mixed", 2 * 500_000_000), ("deepspeed", 4 * 128256 * 4096)):
+        run = load_run(
+            "llama-3-8b", framework="megatron", training={"recipe": recipe},
+            layout={"dp": 4, "zero": 1, "pp": 2}, workload={"seq": 64, "global_batch": 16},
+        )  # fmt: skip
+        work = StageMemory.of(run)
+        held = work.beside(0)[0]
+        first = work.optimizer_step(0, held)[0]
+        assert first == (held.gradients, (bucket,))
+
+
 def test_a_loop_over_tensors_makes_two_temporaries_of_the_largest() -> None:
     run = {"framework": "transformers", "policies": ("full",), "workload": {"seq": 64}}
     step = {"fused_optimizer": False}
@@ -135,9 +185,9 @@ def test_a_loop_over_tensors_makes_two_temporaries_of_the_largest() -> None:
         load_run("llama-3-8b", **run, training={**step, "foreach_optimizer": False})
     )
     held = loop.beside(0)[0]
-    assert loop.optimizer_step(0, held) == 2 * 2 * 128256 * 4096
+    assert temporaries(loop, held) == 2 * 2 * 128256 * 4096
     whole = StageMemory.of(load_run("llama-3-8b", **run, training=step))
-    assert whole.optimizer_step(0, held) == 2 * whole.parameters(0).total
+    assert temporaries(whole, held) == 2 * whole.parameters(0).total
 
 
 def test_zero_redundancy_gives_whole_weights_to_ranks() -> None:
@@ -217,3 +267,26 @@ def test_sequential_experts_of_mixtral_without_expert_tensor_parallelism() -> No
         found.append(staged.under(NONE).layer_bytes(staged.main.graph).stored)
     assert found[0] == 520_577_116
     assert found[1] - found[0] == 4 * 2048 * 4096 + 2 * 2 * 2048
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "groups", "ends"),
+    [
+        ("llama-3-8b", {"framework": "megatron"}, 0, 0),
+        # all ranks, tensor parallelism, the norm
+        ("llama-3-8b", {"framework": "megatron", "layout": {"tp": 8}}, 3, 0),
+        # and a pipeline of two, whose ends share a table
+        ("gpt2", {"framework": "megatron", "layout": {"tp": 2, "pp": 2, "dp": 4}}, 6, 1),
+        ("llama-3-8b", {"framework": "transformers", "layout": {"dp": 8, "zero": 3}}, 1, 0),
+        # shards, and the mesh over which the loss is summed
+        ("llama-3-8b", {"framework": "torchtitan", "layout": {"dp": 8, "zero": 3}}, 2, 0),
+    ],
+)
+def test_a_communicator_for_every_process_group(
+    model: str, changes: dict[str, Any], groups: int, ends: int
+) -> None:
+    """NVIDIA/nccl issue 964: 688 MiB each, 544 for the two ends of a pipeline."""
+    lines = {b.name: b for b in report(model, device="h100-80gb", **changes).stages[0].buffers}
+    bytes_ = lines["communicators"].bytes if groups else 0
+    assert bytes_ == ((groups - ends) * 688 + ends * 544) * 2**20
+    assert ("communicators" in lines) == bool(groups)

@@ -293,5 +293,6 @@ def test_no_activation_is_left_in_the_optimizer_step() -> None:
     stage = report("llama-3-8b", **run).stages[0]
     assert stage.peak_at == "in the optimizer step"
     assert stage.activations_bytes == 0 < stage.layers_activations_bytes
-    assert stage.transient_bytes == 4 * stage.parameters
+    # DeepSpeed's fp16 optimizer: fp32 copies of the gradients, and those flattened
+    assert stage.transient_bytes == 8 * stage.parameters
     assert stage.gradients_bytes == stage.gradients_full_bytes
