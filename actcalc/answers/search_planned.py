@@ -19,6 +19,8 @@ from actcalc.search.space import Space
 from actcalc.solve.clock import limited
 from actcalc.specs.run import Run
 
+_SECONDS = 5.0
+"""How long one layout's plan is looked for."""
 _WIDER = 3
 """Times as many layouts are refined as are listed: planned, others may be the fastest."""
 NOTE = (
@@ -87,7 +89,7 @@ def _planned(found: Found, row: int, efficiency: Mapping[str, float] | None) -> 
         memory_model=default_model("optimal", offload=False, activations_only=False)
     )
     planner = RunPlanner(run, settings)
-    with limited():
+    with limited(_SECONDS):
         plans = planner.plan(run.budget_bytes or 0)
     if not all(plan.feasible for plan in plans):
         return known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Any, ClassVar
 
 from actcalc.answers.mfu import Utilisation, utilisation
@@ -91,11 +92,12 @@ def sweep_runs(
     watts_per_gpu: float | None = None,
     efficiency: Mapping[str, float] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    seconds: float = float("inf"),
 ) -> Sweep:
     """Evaluate every combination; one that is refused is a row that says why.
 
-    Stopped by the user (``KeyboardInterrupt``) it keeps what it has. Raises ``SpecError`` for a
-    group of something that is not varied.
+    Stopped by the user (``KeyboardInterrupt``), or after so many ``seconds``, it keeps what it has.
+    Raises ``SpecError`` for a group of something that is not varied.
     """
     if group_by is not None and group_by not in varied:
         raise SpecError(
@@ -104,8 +106,16 @@ def sweep_runs(
         )
     every, rows, complete, notes = list(combinations), [], True, dict[str, None]()
     asked = {"tokens": tokens, "price_per_gpu_hour": price_per_gpu_hour}
+    end = monotonic() + seconds
     try:
         for index, values in enumerate(every):
+            if monotonic() > end:
+                complete = False
+                notes[
+                    f"The first {index:,} of {len(every):,} rows, which took {seconds:g} s "
+                    "(--time-limit for more)."
+                ] = None
+                break
             if progress is not None:
                 progress(index, len(every))
             try:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _PANEL = "Sweep"
 _MOST_ROWS = 100_000
+_SECONDS = 600.0
+_DAY = 86_400
 _OWN = ("model", "gpus")
 _SWITCHES = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
@@ -73,6 +75,15 @@ class SweepOptions:
         ),
     ] = None
 
+    time_limit: Annotated[
+        float,
+        option(
+            "--time-limit",
+            help=f"Seconds after which the rows until then are all (default: {_SECONDS:g}).",
+            panel=_PANEL,
+        ),
+    ] = _SECONDS
+
     def varied(self) -> dict[str, list[Any]]:
         """Every key with its values, as its flag reads them; ``SpecError`` for one of no run."""
         found: dict[str, list[Any]] = {}
@@ -104,6 +115,10 @@ class SweepOptions:
                 raise SpecError(f"{flag} {value:g} is not above 0", "give a number above 0")
             if value is not None and self.tokens is None:
                 raise SpecError(f"{flag} is of a training run", "add --tokens 1T")
+        if not 0 < self.time_limit <= _DAY:
+            raise SpecError(
+                f"--time-limit {self.time_limit:g}", f"give seconds above 0, up to {_DAY:,}"
+            )
 
 
 def _flags() -> dict[str, Any]:
@@ -178,6 +193,7 @@ def answer(
         watts_per_gpu=asked.watts_per_gpu,
         efficiency=timing.shares(first) if first.device else None,
         progress=progress,
+        seconds=asked.time_limit,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -129,14 +129,22 @@ def built_in(kind: str, name: str) -> dict[str, Any]:
     From the JSON that a wheel compiles it to, else from the YAML.
     """
     compiled = presets_root() / "compiled" / kind / f"{name}.json"
-    if compiled.is_file():
+    path = compiled if compiled.is_file() else presets_root() / kind / f"{name}.yaml"
+    changed = path.stat().st_mtime_ns if path.is_file() else 0
+    return dict(_mapping(path, changed))
+
+
+@lru_cache(maxsize=256)
+def _mapping(path: Path, changed: int) -> dict[str, Any]:
+    """A file's mapping, read once as long as it does not change; nobody changes its sections."""
+    if path.suffix == ".json":
         import json
 
-        data: dict[str, Any] = json.loads(compiled.read_text(encoding="utf-8"))
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return data
     from actcalc.io.yamlfile import read_mapping
 
-    return read_mapping(presets_root() / kind / f"{name}.yaml")
+    return read_mapping(path)
 
 
 def _unwrap(node: Any, path: str, default: str, sources: dict[str, str]) -> Any:

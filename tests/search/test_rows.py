@@ -63,6 +63,18 @@ CASES = {
                         choices(tp="1,2", pp="1,4", micro_batch="1,2", vpp="1"),
                         {"framework": "torchtitan"}),
     "data parallel": (40, "llama-3-8b", 8, 64, H100, {}, {"framework": "transformers"}),
+    "fp8": (60, "llama-3-8b", 16, 64, H100, choices(tp="1,2"),
+            {**MEGATRON, "workload": {"precision": "fp8"}}),
+    "exchange beside other work": (
+        60, "mixtral-8x7b", 32, 64, H100, choices(tp="1,2", ep="2,8", micro_batch="1,2"),
+        {**MEGATRON, "workload": {"kernels": {"overlap_moe_expert_parallel_comm": True}}}),
+    "collectives beside the work": (
+        60, "llama-3-8b", 16, 64, H100, choices(tp="1,2,4"),
+        {**MEGATRON, "training": {"overlapped_reduction": True, "overlapped_gather": True}}),
+    "eager scores": (60, "gpt2", 8, 48, A100, {},
+                     {**MEGATRON, "workload": {"attention": "eager"}}),
+    "Muon": (30, "llama-3-8b", 16, 64, H100, choices(tp="1,2", pp="1,2", vpp="1"),
+             {**MEGATRON, "training": {"optimizer": "muon"}}),
     "adapters": (40, "llama-3-8b", 8, 64, H100, choices(tp="1,2"),
                  {**MEGATRON, "training": {"lora_rank": 16}}),
 }  # fmt: skip

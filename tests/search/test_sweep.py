@@ -48,6 +48,16 @@ def test_what_cannot_be_is_a_row_that_says_so():
     assert "tp 3 does not divide heads 32" in illegal["problem"]
 
 
+def test_rows_end_with_the_time(monkeypatch):
+    clock = iter(range(0, 1000, 3))
+    monkeypatch.setattr("actcalc.answers.sweep.monotonic", lambda: next(clock))
+    line = "sweep gpt2 --device a100-80gb --vary seq=128,256,512,1024 --time-limit 8"
+    found = ask(*line.split())
+    assert found["complete"] is False
+    assert [row["values"]["seq"] for row in found["rows"]] == [128, 256]
+    assert "The first 2 of 4 rows, which took 8 s (--time-limit for more)." in found["notes"]
+
+
 def test_rows_of_a_group_stand_together():
     line = "sweep gpt2 --device a100-80gb --vary seq=512,1024 --vary policy=none,full"
     found = ask(*line.split(), "--group-by", "policy")
