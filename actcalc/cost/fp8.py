@@ -15,6 +15,9 @@ An operand is read in 16 bits and written in 8 twice, once for each of the two p
   bytes an element for one of the two); most shapes reach 90 to 100 % of the speed with one scale a
   tensor (pytorch/pytorch issue 147971).
 
+Experts' parts of an operand are quantised one by one, except under delayed scaling (Transformer
+Engine pytorch/csrc/extensions/cast.cpp multi_tensor_quantize_impl).
+
 Weights are quantised once a step by Transformer Engine (module/base.py is_first_microbatch), in
 each pass by torchao (float8/float8_linear.py matmul_with_hp_or_float8_args), which also writes the
 second copy with a kernel of its own.
@@ -34,19 +37,26 @@ class Scaling(NamedTuple):
     speed: float
     """Of the products, over that with one scale a tensor."""
     kernels: int
-    """Kernels for one operand."""
+    """Kernels for one operand: of current scaling the largest value, the scale, the cast."""
     apart: float = 0.0
     """Further bytes where a kernel of its own makes the second copy from the first."""
+    together: bool = False
+    """One kernel quantises the parts of all experts."""
 
 
 SCALINGS: Mapping[str, Scaling] = {
-    "delayed": Scaling(4.0, 1.0, 1, 1.0),
-    "tensorwise": Scaling(6.0, 1.0, 2, 1.0),
+    "delayed": Scaling(4.0, 1.0, 1, apart=1.0, together=True),
+    "tensorwise": Scaling(6.0, 1.0, 3, apart=1.0),
     "blockwise": Scaling(4.0, 0.81, 1),
     "mxfp8": Scaling(7.4, 0.95, 1),
     "rowwise": Scaling(8.0, 0.95, 2),
 }
 """By the name of --fp8-recipe and of torchtitan's recipe_name."""
+
+
+def launches(scaling: Scaling, local: float) -> float:
+    """Kernels that quantise an operand of ``local`` experts' parts (a number or an array)."""
+    return scaling.kernels * (1 if scaling.together else local)
 
 
 def scaling_of(recipe: str, *, vendor: bool) -> Scaling:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from actcalc.cost.fp8 import Scaling, launches, scaling_of
 from actcalc.cost.optime import OpTime
 from actcalc.cost.rates import Rates
 from actcalc.layers.adapters import low_rank
@@ -59,8 +60,10 @@ class Host:
         self.vendor: bool = framework.transformer_engine
         self.megatron: bool = framework.layers != "pytorch"
         self.kernels = context.workload.kernels
+        self.scaling: Scaling | None = None
         if context.workload.fp8_products:
             self.product *= _FP8_PRODUCT
+            self.scaling = scaling_of(self.kernels.fp8_recipe, vendor=self.vendor)
         self.sizes = staged.graph.sizes
         self._norms: dict[Graph, set[str]] = {}
 
@@ -119,7 +122,14 @@ class Host:
             return Spent(local * forward * self.kernel / 2, local * backward * self.kernel / 2)
         # Beside its product each expert has a part of the input cut out and tensors allocated
         # (NVIDIA/TransformerEngine issue 1499): as much as an op of its own.
-        return Spent(self.product + local * self.kernel, self.product + 2 * local * self.kernel)
+        once = self.product + self._quantising(local)
+        return Spent(once + local * self.kernel, once + 2 * local * self.kernel)
+
+    def _quantising(self, local: float) -> float:
+        """Seconds to launch what quantises the parts of so many experts, where they run in fp8."""
+        if self.scaling is None or self.scaling.together:
+            return 0.0  # the product's own figure has it
+        return launches(self.scaling, local) * self.inner
 
     def _launches(self, op: Op, time: OpTime) -> tuple[float, float]:
         if not self.megatron:

@@ -13,7 +13,7 @@ from actcalc.cost.adapters import Beside, adapter_seconds, whole_again_seconds
 from actcalc.cost.collective import collective_seconds, group_of, sent_once_seconds
 from actcalc.cost.exchange import beside_exchange
 from actcalc.cost.flops import core_share
-from actcalc.cost.fp8 import scaling_of
+from actcalc.cost.fp8 import launches, scaling_of
 from actcalc.cost.gemm import Product, gemm_seconds, misaligned
 from actcalc.cost.optime import OpTime, beside
 from actcalc.cost.rates import Rates
@@ -239,14 +239,14 @@ class OpTimer:
         )
         if fp8:
             scaling, elements = self.run.scaling, rows * local
-            forward = forward / scaling.speed + self._quantised(elements * inside)
-            dgrad = dgrad / scaling.speed + self._quantised(elements * outside)
+            forward = forward / scaling.speed + self._quantised(elements * inside, local)
+            dgrad = dgrad / scaling.speed + self._quantised(elements * outside, local)
             wgrad /= scaling.speed
             if not self.run.vendor:
-                forward += self._quantised(parameters / 2)
-                dgrad += self._quantised(parameters / 2)
+                forward += self._quantised(parameters / 2, local)
+                dgrad += self._quantised(parameters / 2, local)
             elif self.run.microbatches == 1:
-                forward += self._quantised(parameters)
+                forward += self._quantised(parameters, local)
         if self.context.autocast:
             # The fp32 weight is cast for each pass: 4 bytes read, 2 written.
             forward += self._moved(6 * parameters)
@@ -268,10 +268,10 @@ class OpTimer:
             forward, dgrad = forward + beside.forward, dgrad + beside.backward
         return _Products(whole, forward, dgrad, wgrad)
 
-    def _quantised(self, elements: float) -> float:
-        """Seconds of quantising an operand of so many elements for both of its products."""
+    def _quantised(self, elements: float, local: float) -> float:
+        """Seconds of quantising an operand, of ``local`` experts, for both of its products."""
         scaling = self.run.scaling
-        return self._moved(scaling.moved * elements, scaling.kernels)
+        return self._moved(scaling.moved * elements, launches(scaling, local))
 
     def _adapted(self, op: Op, whole: Product) -> Beside:
         """What adapters of a frozen layer take, and making its quantised weight whole again."""

@@ -155,12 +155,16 @@ def _forwards(roofline: Roofline) -> LayerTime:
 
 
 class _Shards(NamedTuple):
-    """Seconds of one graph's collectives under ZeRO-3, and of its weights' way from host memory; 0
-    without."""
+    """Seconds of one graph's collectives under ZeRO-3, of its weights' way from host memory, and of
+    kernels that these need; 0 without."""
 
     gather: float
     scatter: float
     fetch: float = 0.0
+    unpack: float = 0.0
+    """Of kernels that copy weights out of what was gathered."""
+    divide: float = 0.0
+    """Of the kernel that divides their gradient before it is reduced."""
 
 
 def _shards(roofline: Roofline, graph: Graph) -> _Shards:
@@ -168,6 +172,7 @@ def _shards(roofline: Roofline, graph: Graph) -> _Shards:
     context = model.context
     layout = context.layout
     found = [0.0, 0.0]
+    unpack = divide = 0.0
     fetch = _fetch(roofline, graph)
     if layout.zero < 3:
         return _Shards(0.0, 0.0, fetch)
@@ -183,7 +188,17 @@ def _shards(roofline: Roofline, graph: Graph) -> _Shards:
         found[1] += collective_seconds(
             Collective.REDUCE_SCATTER, group.trained * reduced, ranks, stride, rates
         )
-    return _Shards(found[0], found[1], fetch)
+        if ranks > 1:  # each of these reads and writes everything
+            unpack += 2 * rules.gathered * group.parameters / rates.memory
+            divide += 2 * reduced * group.trained / rates.memory
+    units = context.framework.sharded_units
+    return _Shards(
+        found[0],
+        found[1],
+        fetch,
+        unpack if units == "apart" else 0.0,
+        divide if units == "flat" else 0.0,
+    )
 
 
 def _fetch(roofline: Roofline, graph: Graph) -> float:
@@ -212,22 +227,24 @@ def _sharded(roofline: Roofline, graph: Graph, time: LayerTime) -> LayerTime:
     after it, each beside the neighbouring layers' work (FSDP prefetches one layer). Without
     prefetch the layer waits for its weights. Weights in host memory come the same way.
     """
-    gather, scatter, fetch = _shards(roofline, graph)
+    gather, scatter, fetch, unpack, divide = _shards(roofline, graph)
     if not gather and not fetch:
         return time
+    forward = time.forward + unpack
+    backward = time.backward + (unpack + divide if time.backward else 0.0)
     share = roofline.rates.shares.communication_multiprocessors
     # a frozen layer that no gradient passes has no backward to gather for
     again, fetched = (gather, fetch) if time.backward else (0.0, 0.0)
     if not roofline.training.prefetch:
         return replace(
             time,
-            forward=fetch + gather + time.forward,
-            backward=fetched + again + beside(time.backward, scatter, share),
+            forward=fetch + gather + forward,
+            backward=fetched + again + beside(backward, scatter, share),
         )
     return replace(
         time,
-        forward=max(fetch, beside(time.forward, gather, share)),
-        backward=max(fetched, beside(time.backward, again + scatter, share)),
+        forward=max(fetch, beside(forward, gather, share)),
+        backward=max(fetched, beside(backward, again + scatter, share)),
     )
 
 
@@ -240,11 +257,13 @@ def _unhidden(roofline: Roofline, first: Graph) -> LayerTime:
     """
     model = roofline.model
     ends = [_shards(roofline, graph) for graph in (model.embedding, model.head)]
-    if any(weight.scope for weight in model.head.weights):
+    tables = {weight.scope for weight in model.embedding.weights}
+    if any(weight.scope in tables for weight in model.head.weights if weight.scope):
         ends = ends[:1]  # a tied embedding is one tensor
     inner = _shards(roofline, first)
-    gather = inner.gather + inner.fetch + added(end.gather + end.fetch for end in ends)
-    scatter = inner.scatter + added(end.scatter for end in ends)
+    gather = inner.gather + inner.fetch
+    gather += added(end.gather + end.fetch + end.unpack for end in ends)
+    scatter = inner.scatter + added(end.scatter + end.divide for end in ends)
     return LayerTime(gather, 0.0, scatter, 0.0)
 
 

@@ -154,6 +154,11 @@ class Framework(Spec):
     """Where weights are sharded in units, embedding and head lie in the outermost one, which stays
     gathered."""
 
+    sharded_units: Literal["flat", "apart", "buffer"]
+    """How a unit of sharded weights lies once it is gathered: as one flat tensor, whose gradient a
+    kernel divides before it is reduced (FullyShardedDataParallel); in tensors of their own, copied
+    out of what was gathered (fully_shard); in a buffer that is used as it is."""
+
     # --- buffers and messages ---
     gather_buffer: Literal["none", "head", "all"]
     """Products whose gathered sequence-parallel input goes to one buffer that stays."""

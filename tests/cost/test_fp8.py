@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actcalc.cost.fp8 import SCALINGS, scaling_of
+from actcalc.cost.fp8 import SCALINGS, launches, scaling_of
 from actcalc.cost.gemm import Product, gemm_seconds, misaligned
 from actcalc.cost.rates import rates_of
 from actcalc.cost.roofline import roofline_of
@@ -93,6 +93,27 @@ def test_weights_are_quantised_once_a_step():
     more = 8 * seconds("tensorwise", global_batch=1) - seconds("tensorwise", global_batch=8)
     less = 8 * seconds("delayed", global_batch=1) - seconds("delayed", global_batch=8)
     assert more > less
+
+
+def test_experts_are_quantised_one_by_one():
+    """Transformer Engine pytorch/csrc/extensions/cast.cpp multi_tensor_quantize_impl."""
+    assert launches(SCALINGS["delayed"], 16) == 1
+    assert launches(SCALINGS["tensorwise"], 16) == 3 * 16
+
+    def host(recipe, **more):
+        run = load_run(
+            "qwen3-30b-a3b", framework="megatron", device="h100-80gb", layout={"dp": 8, **more},
+            workload={"precision": "fp8", "kernels": {"fp8_recipe": recipe}},
+        )  # fmt: skip
+        roofline = roofline_of(StagedRun(run))
+        (kind,) = roofline.staged.kinds
+        return roofline.layer(kind.graph, NONE).host_forward
+
+    # Two products of 16 or of 32 local experts, three launches each from compiled code.
+    launch = rates_of(load_device("h100-80gb"), "fp8").shares.launch_seconds
+    for ranks, local in ((8, 16), (4, 32)):
+        found = host("tensorwise", ep=ranks) - host("delayed", ep=ranks)
+        assert found == pytest.approx(2 * 3 * local * launch)
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "mxfp8", "blockwise", "delayed", "custom"])

@@ -67,10 +67,13 @@ class Facts(NamedTuple):
     """Figures of the device that the source states otherwise than its data sheet."""
     framework: str = "paper"
     """Profile of a run whose row names none."""
+    traits: Mapping[str, Any] = {}
+    """What the source says of its framework that this profile has otherwise."""
 
 
 NOT_ASYNC = {"async_tensor_model_parallel_allreduce": False}
 OVERLAPPED = {"overlapped_reduction": True, "overlapped_gather": True}
+FULLY_SHARD = {"sharded_units": "apart"}
 CURRENT = {"fp8_recipe": "tensorwise"}
 HBM2E = {"memory_bandwidth_bytes_per_second": 2.4e12}
 FACTS = {
@@ -114,8 +117,14 @@ FACTS = {
     # benchmarks/llama3_h100_202412_torchtitan.md, asyncTP_llama3_h100_2025-06_torchtitan.md: FSDP2;
     # H100 with 96 GB of HBM2e at 2.4 TB/s and a power limit of 500 W. DTensor waits for every
     # collective; with async TP none does.
-    "titan": Facts({"recipe": "fsdp"}, ("h100-500w",), kernels=NOT_ASYNC, device=HBM2E),
-    "titan-old": Facts({"recipe": "fsdp"}, kernels=NOT_ASYNC),
+    "titan": Facts(
+        {"recipe": "fsdp"},
+        ("h100-500w",),
+        kernels=NOT_ASYNC,
+        device=HBM2E,
+        traits=FULLY_SHARD,
+    ),
+    "titan-old": Facts({"recipe": "fsdp"}, kernels=NOT_ASYNC, traits=FULLY_SHARD),
 }
 
 
@@ -175,6 +184,7 @@ def run_of(row: Mapping[str, Any]) -> Run:
             }  # fmt: skip
         origin = Source(name="published", model=fields)
         run = resolve(origin, framework=row.get("framework", facts.framework), **changes)
+    run = replace(run, framework=run.framework.model_copy(update=dict(facts.traits)))
     if not facts.device or run.device is None:
         return run
     values = {**run.device.model_dump(), **facts.device}
