@@ -16,7 +16,7 @@ OWN = ("distributed_type", "mixed_precision", "num_processes", "num_machines",
        "compute_environment", "downcast_bf16", "main_training_function",
        "machine_rank")  # fmt: skip
 IDLE = (
-    r"compute_environment|debug|machine_rank|main_process_.*|main_training_function|rdzv_backend"
+    r"fsdp_config\..*|compute_environment|debug|machine_rank|main_process_.*|main_training_function|rdzv_backend"
     r"|same_network|tpu_.*|use_cpu|downcast_bf16|enable_cpu_affinity|gpu_ids|num_machines"
     r"|dynamo_config\.dynamo_(mode|use.*)|fp8_config.*|mpirun_config.*|command_.*|commands"
     r"|deepspeed_config\.(deepspeed_multinode_launcher|deepspeed_hostfile|zero3_init_flag"

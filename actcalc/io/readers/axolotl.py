@@ -14,7 +14,7 @@ from actcalc.io.readers.settings import LeftOut, Settings
 from actcalc.io.readers.words import attention, optimizer, saved_modules, targets
 
 IDLE = (
-    r"(datasets|test_datasets|pretraining_dataset|dataset|val_set_size|output_dir|hub_|wandb|mlflow"
+    r"(processor_type|use_kernels|use_scattermoe|ebft|diffusion|qat\.|gptq|num_labels|use_swanlab|datasets|test_datasets|pretraining_dataset|dataset|val_set_size|output_dir|hub_|wandb|mlflow"
     r"|comet|swanlab|trackio|lisa|num_epochs|max_steps|warmup|lr_|learning_rate|cosine|weight_decay"
     r"|adam_|max_grad_norm|eval|save|saves|logging|early_stopping|resume|auto_resume|local_rank|seed"
     r"|special_tokens|tokens|added_tokens|chat_template|default_system|train_on|group_by_length|tf32"

@@ -359,7 +359,9 @@ _TRL = ("sft.py", "dpo.py", "grpo.py", "kto.py", "reward.py")
 
 def _trains(launch: Launch) -> bool:
     names = {name.replace("_", "-") for name in (*launch.options, *launch.lacking)}
-    if names & set(_OPTIONS) or launch.program.startswith("verl."):
+    if launch.program.startswith("verl.") and re.search(r"generation|eval|merger", launch.program):
+        return False
+    if names & set(_OPTIONS) or launch.program.startswith(("verl.", "torchtitan.")):
         return True
     return any(name.startswith(_SECTIONS) for name in names)
 
@@ -376,6 +378,8 @@ def _row(launch: Launch, kind: str | None, doc: Document) -> tuple[Kind, dict[st
                             "drop --from")  # fmt: skip
     elif launch.program.startswith("trl ") or launch.program in _TRL:
         row, data = rows["trl"], {**data, PROGRAM: launch.program}
+    elif launch.program.startswith("verl."):
+        row = rows["verl"]
     elif any("." in name for name in plain) and "job.config_file" in plain:
         row = rows["torchtitan"]
     else:

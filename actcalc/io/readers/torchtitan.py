@@ -5,10 +5,12 @@ Names are those of 0.2; 0.1 wrote ``[experimental]`` and ``training.batch_size``
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from actcalc.errors import SpecError, suggestion
+from actcalc.errors import SpecError
+from actcalc.io import presets
 from actcalc.io.readers.document import Document
 from actcalc.io.readers.part import Part
 from actcalc.io.readers.settings import LeftOut, Settings
@@ -26,6 +28,7 @@ FLAVOURS: Mapping[tuple[str, str], str] = {
     ("deepseek_v3", "16b"): "deepseek-v2-lite", ("qwen3", "0.6b"): "qwen3-0.6b",
     ("qwen3", "1.7b"): "qwen3-1.7b", ("qwen3", "4b"): "qwen3-4b", ("qwen3", "8b"): "qwen3-8b",
     ("qwen3", "14b"): "qwen3-14b", ("qwen3", "32b"): "qwen3-32b",
+    ("deepseek_v3", "236b"): "deepseek-v2",
     ("qwen3", "30b-a3b"): "qwen3-30b-a3b", ("qwen3", "235b-a22b"): "qwen3-235b-a22b",
     ("gpt_oss", "20b"): "gpt-oss-20b", ("gpt_oss", "120b"): "gpt-oss-120b",
 }  # fmt: skip
@@ -38,6 +41,28 @@ _DEBUG: Mapping[str, Any] = {
 }  # fmt: skip
 """llama3's debugmodel (``models/llama3/__init__.py``: dim 256, 6 layers, 16 heads, 2048 words)."""
 
+_SMALL: Mapping[tuple[str, str], tuple[str, Mapping[str, Any]]] = {
+    ("qwen3", "debugmodel"): (
+        "qwen3-0.6b",
+        {"layers": 8, "hidden": 256, "heads": 16, "kv_heads": 8, "head_dim": 128, "ffn": 3072,
+         "vocab": 2048},
+    ),
+    ("qwen3", "debugmodel_moe"): (
+        "qwen3-30b-a3b",
+        {"layers": 8, "hidden": 256, "heads": 16, "kv_heads": 8, "head_dim": 128, "ffn": 3072,
+         "vocab": 2048, "moe": {"experts": 64, "topk": 8, "ffn": 768}},
+    ),
+    ("deepseek_v3", "debugmodel"): (
+        "deepseek-v2-lite",
+        {"layers": 6, "hidden": 256, "heads": 16, "kv_heads": 16, "ffn": 1024, "vocab": 2048,
+         "mlp_pattern": ("dense", *("moe",) * 5),
+         "moe": {"experts": 8, "topk": 3, "ffn": 256, "shared_ffn": 512}},
+    ),
+}  # fmt: skip
+"""Small models: a preset of the same kind, and the sizes that differ (``models/*/__init__.py``)."""
+_VARIANTS = re.compile(r"[_-](flex|varlen|flex_attn|varlen_attn|deepep|hybridep|sdpa|fused)$")
+"""What a flavour adds that is no other model: how attention runs, how tokens travel."""
+
 SCHEDULES = {
     "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved",
     "interleavedzerobubble": "interleaved-zb", "zbvzerobubble": "zb-v", "dualpipev": "dualpipe-v",
@@ -46,7 +71,10 @@ IDLE = (
     r"job\..*|profiling\..*|metrics\..*|lr_scheduler\..*|checkpoint\..*|comm\..*|validation\..*"
     r"|memory_estimation\..*|debug\..*|fault_tolerance\..*"
     r"|model\.(hf_assets_path|tokenizer_path|tokenizer_type|print_after_conversion|norm_type)"
-    r"|training\.(dataset.*|steps|max_norm|gc_.*|seed|dtype|mixed_precision_reduce|warmup_steps"
+    r"|compile\.(components|backend|memory.*)|dataloader\..*|dump_folder|hf_assets_path|quantize\..*"
+    r"|optimizer\.(lr_multi|weight_decay_multi|mu|adjust|momentum|muon).*|validator\..*|loss\..*"
+    r"|training\.(add_bos.*|pack_.*|pad_.*|mask_.*|freeze_.*|dynamic_.*|expert_orth.*|clear_cache.*"
+    r"|aggressive.*|disable_cuda.*|enable_detailed.*|dataset.*|steps|max_norm|gc_.*|seed|dtype|mixed_precision_reduce|warmup_steps"
     r"|debug_moe_force_load_balance)|optimizer\.(lr|eps|weight_decay|beta[12]|fused)"
     r"|parallelism\.(module_fsdp|context_parallel_rotate_method|enable_compiled_autograd"
     r"|pipeline_parallel_schedule_csv|fsdp_disable_prefetch|disable_loss_parallel)"
@@ -55,6 +83,13 @@ IDLE = (
     r"|preserve_rng_state|determinism_check|debug)"
 )
 LEFT_OUT: LeftOut = (
+    ("optimizer.cpu_offload", "keeps its states on the host: give --offload optimizer", ()),
+    ("optimizer.state_dtype", "keeps its states in another type", ("float32", "fp32")),
+    ("peft.use_lora", "trains adapters: give --lora-rank", ()),
+    ("lora.rank", "trains adapters: give --lora-rank", ()),
+    ("qat.enable", "trains with fake quantisation", ()),
+    ("activation_checkpoint.cpu_offload", "moves what is kept to the host", ()),
+    ("quantize.linear.float8.enable_fsdp_float8_all_gather", "gathers weights in 8 bits", ()),
     ("training.compile", "fuses kernels: less memory and time", ()),
     ("compile.enable", "fuses kernels: less memory and time", ()),
     ("float8.enable_fsdp_float8_all_gather", "gathers weights in 8 bits", ()),
@@ -72,6 +107,8 @@ def recognises(data: Mapping[str, Any]) -> bool:
     """Whether a mapping has torchtitan's sections."""
     known = [name for name in data if name in SECTIONS and isinstance(data[name], Mapping)]
     told = {"training", "parallelism", "activation_checkpoint", "experimental", "job"} & set(known)
+    if isinstance(data.get("module"), str) and isinstance(data.get("config"), str):
+        return True  # 0.3: a function of Python's names what it starts from
     return len(known) >= 2 and bool(told) and "trainer" not in data and "ddp" not in data
 
 
@@ -82,8 +119,14 @@ def read(data: Mapping[str, Any], where: Document) -> Part:
     usual: dict[str, Any] = {"workload.attention": "sdpa"}
     notes: list[str] = []
     given |= _model(s)
-    local = s.number("training.local_batch_size", "training.batch_size", default=8, least=1)
-    given["workload.seq"] = s.number("training.seq_len", default=2048, least=1)
+    seq = s.number("training.seq_len", "training.max_context_length", default=2048, least=1)
+    given["workload.seq"] = seq
+    tokens = s.number("training.num_tokens_per_microbatch_per_dp_rank", default=8 * seq, least=1)
+    local = s.number("training.local_batch_size", "training.batch_size",
+                     default=max(1, tokens // seq), least=1)  # fmt: skip
+    if s.has("module"):
+        notes.append(f"What {s.text('config')} sets beyond these options is Python's, and is not "
+                     "read.")  # fmt: skip
     if s.text("training.mixed_precision_param", default="bfloat16") == "float32":
         given["workload.precision"] = "fp32"
     else:
@@ -123,21 +166,25 @@ def _check_async(s: Settings) -> None:
 
 
 def _model(s: Settings) -> dict[str, Any]:
-    name, flavour = s.text("model.name", default="llama3"), s.text("model.flavor")
-    if not flavour and not s.has("model.name"):
+    name, flavour = s.text("model.name", "module", default="llama3"), s.text("model.flavor")
+    if not flavour and not s.has("model.name", "module"):
         return {}
-    flavour = flavour or "debugmodel"
-    plain = flavour.lower().removesuffix("_flex").removesuffix("_varlen").removesuffix("_flex_attn")
-    if name in ("llama3", "llama3_ft") and plain == "debugmodel":
+    config = s.text("config").removeprefix(f"{name}_")
+    flavour = flavour or config or "debugmodel"
+    name = name.rsplit(".", 1)[-1].removesuffix("_ft")
+    plain = _VARIANTS.sub("", flavour.lower())
+    if name == "llama3" and plain == "debugmodel":
         return {"model.name": "llama3-debugmodel"} | {f"model.{k}": v for k, v in _DEBUG.items()}
-    preset = FLAVOURS.get((name, plain))
-    if preset is None:
-        known = [f"{a} {b}" for a, b in FLAVOURS]
-        raise SpecError(
-            f"{s.where}: the model {name} {flavour} is not known",
-            suggestion(f"{name} {plain}", known) or "known are " + ", ".join(known),
-        )
-    return {"base": preset}
+    if (name, plain) in _SMALL:
+        return _small(*_SMALL[name, plain])
+    return {"base": FLAVOURS.get((name, plain), f"{name} {flavour}")}
+
+
+def _small(preset: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A preset's model with other sizes; experts keep what is not changed of them."""
+    model = presets.load("models", preset).values["model"]
+    moe = {"moe": {**model["moe"], **changes["moe"]}} if "moe" in changes else {}
+    return {"base": preset} | {f"model.{k}": v for k, v in {**changes, **moe}.items()}
 
 
 def _parallelism(s: Settings, given: dict[str, Any], notes: list[str], local: int) -> None:
@@ -149,6 +196,7 @@ def _parallelism(s: Settings, given: dict[str, Any], notes: list[str], local: in
 
     tp, pp = degree("tensor_parallel_degree"), degree("pipeline_parallel_degree")
     cp, ep = degree("context_parallel_degree"), degree("expert_parallel_degree")
+    etp = degree("expert_tensor_parallel_degree")
     copies = degree("data_parallel_replicate_degree")
     shards = degree("data_parallel_shard_degree", -1)
     given |= {"layout.tp": tp, "layout.pp": pp, "layout.cp": cp}
@@ -156,7 +204,7 @@ def _parallelism(s: Settings, given: dict[str, Any], notes: list[str], local: in
         given["layout.sp"] = True  # parallelize.py: norms read sequences that are split
     if ep > 1:
         given["layout.ep"] = ep
-        given["layout.etp"] = degree("expert_tensor_parallel_degree")
+        given["layout.etp"] = etp
     if shards > 0:
         given["layout.dp"] = copies * shards
     if shards == -1 or shards > 1 or cp > 1:
@@ -173,6 +221,7 @@ def _parallelism(s: Settings, given: dict[str, Any], notes: list[str], local: in
     given["workload.micro_batch"] = local
     if pp > 1:
         _pipeline(s, given, local)
+    s.get("parallelism.pipeline_parallel_schedule")  # of a pipeline alone
 
 
 def _pipeline(s: Settings, given: dict[str, Any], local: int) -> None:

@@ -25,6 +25,7 @@ from actcalc.io.readers.words import (
     saved_modules,
     targets,
 )
+from actcalc.specs.objectives import OBJECTIVES
 
 OWN = (
     "per_device_train_batch_size", "per_gpu_train_batch_size", "gradient_accumulation_steps",
@@ -61,6 +62,9 @@ IDLE = (
     r"|desirable_weight|undesirable_weight|entropy_coef.*|top_entropy_quantile|is_encoder_decoder"
     r"|use_weighting|rpo_alpha|ld_alpha|f_.*|discopop.*|parallelism_config|fsdp_transformer.*"
     r"|fsdp_min_num_params|deepspeed.*|with_tracking|dispatch_batches|liger_kernel_config.*"
+    r"|num_warmup_steps|num_padding_at_beginning|enable_tensorboard|tensorboard_.*|task_name|dropout"
+    r"|lora_module_name|only_optimize_lora|system_prompt|pass_rate.*|code_.*|wandb_.*|callbacks"
+    r"|benchmarks|max_answer.*|max_prompt_seq.*|actor_.*|critic_.*|print_.*|compute_fp32_loss"
     r"|model_init_kwargs\.(use_cache|trust_remote_code|device_map|revision)"
 )
 LEFT_OUT: LeftOut = (
@@ -124,8 +128,8 @@ class _Arguments:
         self._types()
         self._adapters()
         self._sequence()
-        if s.flag("use_liger_kernel", "use_liger"):
-            given["training.loss"] = "fused"
+        if s.flag("use_liger_kernel", "use_liger", "use_liger_loss"):
+            self._liger()
         self._sharding()
         usual = {
             "framework": "transformers",
@@ -139,6 +143,14 @@ class _Arguments:
             kind="trl" if self.trl else "transformers", name=self.where.name, given=given,
             usual=usual, notes=notes, assumed=self.assumed, needs=self.needs, more=tuple(self.more),
         )  # fmt: skip
+
+    def _liger(self) -> None:
+        """Liger's head: fused for next tokens; for log-probabilities TRL's tiles, as alike."""
+        objective = self.given.get("training.objective", "sft")
+        if OBJECTIVES[objective].head == "logits":
+            self.given["training.loss"] = "fused"
+        else:
+            self.notes.append(f"Liger's loss of {objective} is counted as TRL's own.")
 
     def _checkpointing(self) -> None:
         if self.s.has("gradient_checkpointing", "activation_checkpointing"):
@@ -196,7 +208,7 @@ class _Arguments:
         s = self.s
         four, eight = s.flag("load_in_4bit"), s.flag("load_in_8bit")
         bits = 4 if four else 8 if eight else 16
-        rank = s.number("lora_r", "lora_rank", "peft_config.r", "lora.r")
+        rank = s.number("lora_r", "lora_rank", "peft_config.r", "lora.r", "lora_dim")
         if not s.flag("use_peft", "use_lora", "lora", default=bool(rank) and not self.trl):
             return
         self.given["training.lora_rank"] = rank or 16
@@ -216,7 +228,8 @@ class _Arguments:
     def _sequence(self) -> None:
         s = self.s
         length = s.number("max_length", "max_seq_length", "block_size", "model_max_length",
-                          "max_source_length", "cutoff_len", "max_sequence_length")  # fmt: skip
+                          "max_source_length", "cutoff_len", "max_sequence_length",
+                          "max_seq_len")  # fmt: skip
         fields, notes = objective(s, trl=self.trl)
         self.given |= fields
         self.notes += notes
@@ -234,6 +247,12 @@ class _Arguments:
 
     def _sharding(self) -> None:
         value = self.deepspeed
+        if self.s.has("zero_stage"):  # DeepSpeed-Chat (training/utils/ds_utils.py)
+            zero = {"stage": self.s.number("zero_stage")}
+            if self.s.flag("offload"):
+                both = {"device": "cpu"}
+                zero |= {"offload_param": both, "offload_optimizer": both}  # type: ignore[dict-item]
+            self.more.append(deepspeed.part_of({"zero_optimization": zero}, self.where.name))
         if isinstance(value, Mapping):
             self.more.append(deepspeed.part_of(value, f"{self.where.name}: deepspeed"))
         elif isinstance(value, str) and value:

@@ -15,7 +15,8 @@ from actcalc.io.readers.words import attention, element_type, targets
 _ACTOR = "actor_rollout_ref.actor."
 _MODEL = "actor_rollout_ref.model."
 IDLE = (
-    r"(algorithm|critic|reward|reward_model|ray|ray_kwargs|custom_reward_function|global_profiler"
+    r"(actor_rollout_ref\.model\.(torch_dtype|override_config\.(max_pos|model_config|rope|attention_d).*)"
+    r"|config_name|config_path|use_remove_padding|algorithm|critic|reward|reward_model|ray|ray_kwargs|custom_reward_function|global_profiler"
     r"|transfer_queue|trainer|defaults|hydra|checkpoint|profiler|distillation|model_engine"
     r"|actor_rollout_ref\.(rollout|ref|hybrid_engine|nccl_timeout)).*"
     r"|data\.(train_files|val_files|prompt_key|return|filter|truncation|shuffle|image_key|reward_fn"
@@ -36,6 +37,7 @@ IDLE = (
 )
 LEFT_OUT: LeftOut = (
     (_MODEL + "enable_activation_offload", "moves saved tensors to the host", ()),
+    (_ACTOR + "freeze_vision_tower", "trains no vision tower: give --set tower=frozen", ()),
     (_ACTOR + "entropy_checkpointing", "re-runs the entropy of logits: less memory", ()),
 )
 
@@ -94,7 +96,8 @@ def read(data: Mapping[str, Any], where: Document) -> Part:
 
 def _batch(s: Settings, given: dict[str, Any], notes: list[str], actor: bool) -> None:
     if not actor:
-        micro = s.number("data.micro_batch_size_per_gpu", default=4, least=1)
+        micro = s.number("data.micro_batch_size_per_gpu", "data.micro_batch_size", default=4,
+                         least=1)  # fmt: skip
         given["workload.micro_batch"] = micro
         given["workload.seq"] = s.number("data.max_length", default=1024, least=1)
         given["workload.global_batch"] = s.number("data.train_batch_size") or None
@@ -107,8 +110,8 @@ def _batch(s: Settings, given: dict[str, Any], notes: list[str], actor: bool) ->
     micro = s.number(_ACTOR + "ppo_micro_batch_size_per_gpu", _ACTOR + "ppo_micro_batch_size")
     given["workload.micro_batch"] = micro or 1
     s.number(_ACTOR + "ppo_mini_batch_size")
+    longest = s.number(_ACTOR + "ppo_max_token_len_per_gpu", default=16384, least=1)
     if s.flag(_ACTOR + "use_dynamic_bsz"):
-        longest = s.number(_ACTOR + "ppo_max_token_len_per_gpu", default=16384, least=1)
         _packed(longest, given, notes)
     elif s.flag(_MODEL + "use_remove_padding"):
         notes.append("Padding is removed: the longest micro-batch there can be is counted.")
@@ -125,7 +128,9 @@ def _packed(tokens: int, given: dict[str, Any], notes: list[str]) -> None:
 
 
 def _engine(s: Settings, given: dict[str, Any], notes: list[str], actor: bool) -> None:
-    strategy = s.text(_ACTOR + "strategy", "engine.strategy", "model.strategy", default="fsdp")
+    # Hydra's name of the configuration that the options override: ppo_megatron_trainer
+    usual = "megatron" if "megatron" in s.text("config_name") else "fsdp"
+    strategy = s.text(_ACTOR + "strategy", "engine.strategy", "model.strategy", default=usual)
     tp_named = s.has(_ACTOR + "megatron.tensor_model_parallel_size")
     if strategy == "megatron" or tp_named:
         _megatron(s, given)
@@ -141,13 +146,15 @@ def _engine(s: Settings, given: dict[str, Any], notes: list[str], actor: bool) -
     size = s.number(prefix + "fsdp_size", default=-1, least=-1)
     if size > 0:
         given["training.shards"] = size
-    if s.flag(prefix + "param_offload") or s.flag(prefix + "optimizer_offload"):
+    moved = [s.flag(prefix + name) for name in ("param_offload", "optimizer_offload")]
+    if any(moved):
         notes.append("param_offload and optimizer_offload free the GPU between updates: during one "
                      "everything is there.")  # fmt: skip
     if s.flag(prefix + "offload_policy"):
         given["training.offload"] = "weights"
     cp = s.number(_ACTOR + "ulysses_sequence_parallel_size", default=0) or s.number(
-        prefix + "ulysses_sequence_parallel_size", default=1)  # fmt: skip
+        prefix + "ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size",
+        default=1)  # fmt: skip
     given["layout.cp"] = max(1, cp)
     for name in ("dtype", "mixed_precision"):
         s.section(prefix + name)

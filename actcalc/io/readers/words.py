@@ -73,6 +73,8 @@ def optimizer(
         for name, row in OPTIMIZERS.items():
             if bare.lower() in map(str.lower, getattr(row, each)) or bare.lower() == name:
                 return {"training.optimizer": name}, notes, {}
+    if bare.lower() in ("adamw_torch_8bit", "ao_adamw_8bit"):
+        return {"training.optimizer": "adam8bit"}, notes, {}
     if bare.lower() in ("adamw_32bit", "adamw_bnb_32bit"):
         return {"training.optimizer": "adamw"}, notes, {}
     if bare.lower() == "lion_8bit":
