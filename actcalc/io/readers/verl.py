@@ -78,7 +78,7 @@ def read(data: Mapping[str, Any], where: Document) -> Part:
     nodes, each = s.number("trainer.nnodes", default=1), s.number("trainer.n_gpus_per_node")
     given["devices"] = nodes * each or None
     if actor:
-        if given.get("engine") == "fsdp":
+        if given.get("engine") == "fsdp" and given.get("layout.cp", 1) == 1:
             # the reference's weights wait on the host (fsdp_workers.py: CPUOffload for ref)
             given["training.objective"] = "grpo"
             if s.flag(_MODEL + "use_remove_padding"):
