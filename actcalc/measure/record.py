@@ -426,6 +426,15 @@ def _gradients(node: Any, inputs: list[Any]) -> tuple[Any, ...]:
     return tuple(None if parent is None else next(wanted) for parent, _ in node.next_functions)
 
 
+def _conformed(gradient: Any, expected: Any) -> Any:
+    """The gradient as the engine hands it on: summed to what was broadcast, in its element type
+    (``validate_outputs`` in torch/csrc/autograd/engine.cpp)."""
+    shape = tuple(expected.shape)
+    if tuple(gradient.shape) != shape:
+        gradient = gradient.sum_to_size(shape)
+    return gradient if gradient.dtype == expected.dtype else gradient.to(expected.dtype)
+
+
 def run_backward(loss: Any) -> None:
     """Run the backward pass node by node, without PyTorch's engine.
 
@@ -465,6 +474,7 @@ def run_backward(loss: Any) -> None:
                 if parent is None:
                     continue
                 if gradient is not None:
+                    gradient = _conformed(gradient, parent._input_metadata[slot])
                     slots = gradients.setdefault(parent, {})
                     slots[slot] = slots[slot] + gradient if slot in slots else gradient
                 waiting[parent] -= 1

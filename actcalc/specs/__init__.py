@@ -4,11 +4,12 @@ from actcalc.specs.framework import Framework
 from actcalc.specs.kernels import KernelOptions
 from actcalc.specs.layout import Layout
 from actcalc.specs.model import LayerKind, Model
-from actcalc.specs.parts import Indexer, Linear, Mamba, Mla, Moe, Sizes
+from actcalc.specs.parts import Compression, Indexer, Linear, Mamba, Mla, Moe, Sizes
 from actcalc.specs.tower import Tower
 from actcalc.specs.workload import Workload
 
 __all__ = [
+    "Compression",
     "Framework",
     "Indexer",
     "KernelOptions",

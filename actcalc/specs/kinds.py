@@ -282,7 +282,11 @@ _PYTORCH: Mapping[str, Kind] = {
     ),
     "attention_sinks": Kind(
         "a learned logit per head in the softmax",
-        {"unsupported": "refused", "joint": "softmax over keys and sink (modeling_gpt_oss.py)"},
+        {
+            "unsupported": "refused",
+            "joint": "softmax over keys and sink (modeling_gpt_oss.py)",
+            "joint_fp32": "the same of sinks in fp32, and so in fp32 (modeling_deepseek_v4.py)",
+        },
     ),
     "attention_output_dropout": Kind(
         "dropout after attention's projection",
@@ -370,6 +374,10 @@ _PYTORCH: Mapping[str, Kind] = {
             "sigmoid_half": "product in the activations' type (modeling_minimax_m2.py)",
             "sigmoid_of_chosen": "of the chosen logits alone (modeling_llama4.py)",
         },
+    ),
+    "router_sqrtsoftplus": Kind(
+        "square roots of softplus scores",
+        {"half": "in the activations' type (modeling_deepseek_v4.py)"},
     ),
     "correction_bias": Kind(
         "the bias that balances experts",

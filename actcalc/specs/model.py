@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from actcalc.errors import SpecError
 from actcalc.specs.base import MAX_LAYERS, Cap, Count, Layers, MoreLayers, Rate, Size, Spec
 from actcalc.specs.parts import (
+    Compression,
     Indexer,
     Linear,
     Mamba,
@@ -32,9 +33,9 @@ Activation = Literal[
     "silu",
     "swiglu_oai",
 ]
-AttentionKind = Literal["full", "sliding", "chunked"]
+AttentionKind = Literal["full", "sliding", "chunked", "sparse", "compressed"]
 Mixer = Literal["attention", "mamba", "linear", "none"]
-LayerWord = Literal["full", "sliding", "chunked", "mamba", "linear", "none"]
+LayerWord = Literal["full", "sliding", "chunked", "sparse", "compressed", "mamba", "linear", "none"]
 MlpKind = Literal["dense", "moe", "none"]
 _MIXERS: dict[str, Mixer] = {"mamba": "mamba", "linear": "linear", "none": "none"}
 
@@ -135,6 +136,8 @@ class Model(Spec):
     """Feed-forward nonlinearity."""
     gated: bool = False
     """The feed-forward has a gate projection (SwiGLU, GeGLU)."""
+    clamped_gate: bool = False
+    """Gate and up projection are clamped (DeepSeek-V4)."""
     packed_gate: bool = False
     """Gate and up are one projection in the reference code (Phi-3, GLM-4)."""
     packed_qkv: bool = False
@@ -188,6 +191,13 @@ class Model(Spec):
     """Multi-head latent attention, if used."""
     indexer: Indexer | None = None
     """Picks the keys that latent attention reads, in every layer."""
+    compression: Compression | None = None
+    """Attention over compressed keys, if used."""
+    streams: Size = 1
+    """Residual streams, which every part reads and writes by learned mixtures (DeepSeek-V4's
+    hyper-connections)."""
+    sinkhorn_iterations: Count = 0
+    """Rounds that make the mixing of several streams doubly stochastic."""
     mtp_layers: MoreLayers = 0
     """Multi-token-prediction layers after the last one (DeepSeek-V3: 1)."""
     mamba: Mamba | None = None
@@ -253,6 +263,8 @@ class Model(Spec):
             self._set(moe=Moe(**self.moe))
         if isinstance(self.mla, dict):
             self._set(mla=Mla(**self.mla))
+        if isinstance(self.compression, dict):
+            self._set(compression=Compression(**self.compression))
         if isinstance(self.indexer, dict):
             self._set(indexer=Indexer(**self.indexer))
         if isinstance(self.mamba, dict):
@@ -310,6 +322,11 @@ class Model(Spec):
             )
         if "moe" in self.mlp_pattern and self.moe is None:
             raise SpecError("mlp_pattern names moe layers but moe is missing", "describe moe")
+        if self.compression is None and {"sparse", "compressed"} & set(self.attention_pattern):
+            raise SpecError(
+                "attention_pattern names compressed layers but compression is missing",
+                "describe compression",
+            )
         for name in ("mamba", "linear"):
             if name in self.attention_pattern and getattr(self, name) is None:
                 raise SpecError(
@@ -395,7 +412,7 @@ class Model(Spec):
             mlp = self.mlp_pattern[index]
         mixer = _MIXERS.get(word, "attention")
         attention: AttentionKind = "full"
-        if word == "sliding" or word == "chunked":
+        if word in ("sliding", "chunked", "sparse", "compressed"):
             attention = word
         rotary = mixer == "attention" and self.position == "rotary"
         return LayerKind(

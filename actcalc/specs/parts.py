@@ -51,8 +51,9 @@ class Moe(Spec):
     3's latent experts); 0: none, experts read the hidden width."""
     shared_gate: bool = False
     """The shared expert's output is scaled by a learned sigmoid gate (Qwen2-MoE)."""
-    router: Literal["softmax", "softmax_topk", "sigmoid"] = "softmax"
-    """softmax over all experts then top-k; top-k then softmax; or sigmoid scores (DeepSeek-V3)."""
+    router: Literal["softmax", "softmax_topk", "sigmoid", "sqrtsoftplus"] = "softmax"
+    """softmax over all experts then top-k; top-k then softmax; sigmoid scores (DeepSeek-V3); or
+    square roots of softplus (DeepSeek-V4)."""
     normalize_topk: bool = True
     """The chosen experts' weights are scaled to sum to one (``norm_topk_prob``)."""
     router_bias: bool = False
@@ -112,6 +113,36 @@ class Indexer(Spec):
     """Width of one head, and of its one key."""
     topk: Size
     """Keys that a query attends to."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Compression(Spec):
+    """Attention of one key/value head over a window and compressed keys (DeepSeek-V4).
+
+    Layers called ``sparse`` pick among keys of a few tokens each by an indexer, ``compressed`` ones
+    read all keys of many tokens each; ``sliding`` ones have the window alone.
+    """
+
+    q_lora: Size
+    """Rank of the query projection."""
+    sparse_rate: Size = 4
+    """Tokens that become one key of a sparse layer; windows of twice as many overlap."""
+    heavy_rate: Size = 128
+    """Tokens that become one key of a compressed layer."""
+    groups: Size = 1
+    """Groups of heads whose outputs are projected apart."""
+    group_rank: Size
+    """Width that each group is projected to."""
+    index_heads: Size
+    """Heads of the indexer's queries."""
+    index_dim: Size
+    """Width of one of them, and of the indexer's keys."""
+    index_topk: Size
+    """Compressed keys that a query attends to."""
+
+    def rate(self, attention: str) -> int:
+        """Tokens that become one key in a layer of that kind; 0: none do."""
+        return {"sparse": self.sparse_rate, "compressed": self.heavy_rate}.get(attention, 0)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)

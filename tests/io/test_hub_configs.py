@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from actcalc.errors import SpecError
 from actcalc.io.hf import read_config_file
 from actcalc.io.sources import source
 from actcalc.specs import Model, Sizes, Workload
@@ -18,10 +17,6 @@ DATA = Path(__file__).parent.parent / "data"
 FOLDER = DATA / "configs"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 
-REFUSED = {
-    "deepseek-ai--DeepSeek-V4-Flash": "compress_ratios",
-}
-
 # What makes each configuration odd (config_sources.json), read as it is meant.
 READ: dict[str, dict[str, Any]] = {
     "AI21-Jamba-1.5-Mini": {
@@ -29,6 +24,13 @@ READ: dict[str, dict[str, Any]] = {
         "mlp_pattern": ("dense", "moe") * 16,
         "position": "none",
         "kv_heads": 8,
+    },
+    "deepseek-ai--DeepSeek-V4-Flash": {
+        "attention_pattern": ("sliding", "sliding", *("sparse", "compressed") * 20, "sparse"),
+        "streams": 4,
+        "rotary_dim": 64,
+        "kv_heads": 1,
+        "mtp_layers": 1,
     },
     "XiaomiMiMo--MiMo-V2-Flash": {
         "window": 129,
@@ -140,6 +142,7 @@ READ: dict[str, dict[str, Any]] = {
 }
 
 MOE: dict[str, dict[str, Any]] = {
+    "deepseek-ai--DeepSeek-V4-Flash": {"experts": 256, "topk": 6, "router": "sqrtsoftplus"},
     "XiaomiMiMo--MiMo-V2-Flash": {"experts": 256, "topk": 8, "ffn": 2048, "router": "sigmoid"},
     "AI21-Jamba-1.5-Mini": {"experts": 16, "topk": 2, "ffn": 14336},
     "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": {"shared_ffn": 3712, "latent": 0},
@@ -167,6 +170,7 @@ MOE: dict[str, dict[str, Any]] = {
 }
 
 WARNS = {
+    "deepseek-ai--DeepSeek-V4-Flash": ("fp8",),
     "XiaomiMiMo--MiMo-V2-Flash": ("fp8",),
     "nvidia--Llama-3_3-Nemotron-Super-49B-v1": ("auto_map",),
     "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": ("auto_map",),
@@ -188,16 +192,8 @@ def model(name: str) -> Model:
 
 
 def test_each_file_is_decided_and_sourced():
-    assert set(NAMES) == set(REFUSED) | set(READ)
+    assert set(NAMES) == set(READ)
     assert set(NAMES) == set(json.loads((DATA / "config_sources.json").read_text()))
-
-
-@pytest.mark.parametrize("name", sorted(REFUSED))
-def test_refused_naming_the_layers(name):
-    with pytest.raises(SpecError) as caught:
-        read_config_file(FOLDER / f"{name}.json")
-    assert REFUSED[name] in str(caught.value)
-    assert caught.value.hint
 
 
 @pytest.mark.parametrize("name", sorted(READ))

@@ -10,7 +10,9 @@ import functools
 
 import pytest
 
+from actcalc.measure import measure_transformers
 from tests.measure.conftest import measured, records
+from tests.published.test_transformers import graph_of
 from tests.sweeps import sampled
 
 pytest.importorskip("torch", reason="needs actcalc[torch]")
@@ -134,3 +136,26 @@ def test_checkpointing_stops_early(case, percent):
     flops = measured(BY_CASE[case], flops=True).flops
     ratio = (flops.forward_flops + flops.backward_flops) / (3 * flops.forward_flops)
     assert round(100 * (ratio - 1), 1) == percent
+
+
+EXPERTS = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 96},
+    "qwen2_moe": {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32, "intermediate_size": 96, "decoder_sparse_step": 1,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_flops_of_experts(name):
+    """Grouped products count, and gradients reach the element type of what they belong to."""
+    config = {
+        "model_type": name, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "vocab_size": 99, **EXPERTS[name],
+    }  # fmt: skip
+    flops = measure_transformers(config, seq=32, attention="eager", flops=True).flops
+    graph = graph_of(config, seq=32, attention="eager")
+    ours = sum(op.flops.value(graph.sizes) * n for part, n in graph.graphs() for op in part.ops)
+    assert flops.forward_flops == ours
+    assert flops.backward_flops == 2 * ours

@@ -764,6 +764,23 @@ FAMILIES: dict[str, Family] = {
         DEEPSEEK_V3, code="moonshotai/Kimi-K2-Base modeling_deepseek.py (the DeepSeek-V3 code)",
     ),
     "deepseek_v32": DEEPSEEK_V32,
+    "deepseek_v4": replace(
+        _PLAIN,
+        code=_code("deepseek_v4"),
+        facts={**_PLAIN.facts, "attention_sinks": True, "clamped_gate": True},
+        flags={},
+        keys={"ffn": ()},
+        windows="compressed",
+        window_default=128,
+        mixers=("compressed_sparse_attention", "heavily_compressed_attention"),
+        experts=replace(
+            DEEPSEEK_V3.experts or Experts(), layers="all", router="sqrtsoftplus",
+            normalize=("", True),
+        ),
+        defaults={"head_dim": 512, "kv_heads": 1},
+        eager=True,
+        adjust=("compression", "prediction_layers"),
+    ),
     "glm_moe_dsa": replace(
         DEEPSEEK_V32, code=_code("glm_moe_dsa"), adjust=(*DEEPSEEK_V32.adjust, "shared_picks"),
     ),

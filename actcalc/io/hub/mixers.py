@@ -272,3 +272,32 @@ def _lettered(reading: Reading) -> None:
     )
     if inside and count:
         fields |= {"mtp_layers": count, "mtp_pattern": inside}
+
+
+@_adjust("compression")
+def _compression(reading: Reading) -> None:
+    """DeepSeek-V4: what its configuration leaves out are the library's own values."""
+    fields, values = reading.fields, reading.values
+    rates = values.section("compress_rates")
+    fields["compression"] = {
+        "q_lora": values.size(("q_lora_rank",)) or 1024,
+        "sparse_rate": rates.size(("compressed_sparse_attention",))
+        or values.size(("compress_rate_csa",))
+        or 4,
+        "heavy_rate": rates.size(("heavily_compressed_attention",))
+        or values.size(("compress_rate_hca",))
+        or 128,
+        "groups": values.size(("o_groups",)) or 8,
+        "group_rank": values.size(("o_lora_rank",)) or 1024,
+        "index_heads": values.size(("index_n_heads",)) or 64,
+        "index_dim": values.size(("index_head_dim",)) or 128,
+        "index_topk": values.size(("index_topk",)) or 512,
+    }
+    fields["streams"] = values.size(("hc_mult",)) or 4
+    fields["sinkhorn_iterations"] = values.size(("hc_sinkhorn_iters",)) or 20
+    share = values.number("partial_rotary_factor", 0)
+    rotated = values.size(("qk_rope_head_dim",)) or 64
+    fields["rotary_dim"] = int(fields["head_dim"] * share) if share else rotated
+    scoring = values.text("scoring_func") or "sqrtsoftplus"
+    if scoring != "sqrtsoftplus":
+        raise values.wrong("scoring_func", "only sqrtsoftplus is described", "leave it out")

@@ -20,9 +20,11 @@ _KINDS = {
     "chunked_attention": "chunked",
     "linear_attention": "linear",
     "indexed_attention": "full",
+    "compressed_sparse_attention": "sparse",
+    "heavily_compressed_attention": "compressed",
     "mamba": "mamba",
 }
-WINDOWED = ("sliding", "chunked")
+WINDOWED = ("sliding", "chunked", "sparse", "compressed")
 
 
 def window_of(family: Family, values: Values) -> int:
@@ -118,6 +120,22 @@ def _mimo_v2(values: Values, layers: int) -> Kinds:
     return tuple("sliding" if entry else "full" for entry in listed)
 
 
+_RATES = {0: "sliding", 4: "sparse", 128: "compressed"}
+"""Kinds by the tokens of a compressed key (configuration_deepseek_v4.py)."""
+
+
+def _compressed(values: Values, layers: int) -> Kinds:
+    """``compress_ratios`` of at least as many layers; else two of many tokens, then by turns."""
+    key = "compress_ratios"
+    listed = values.items(key)
+    if listed is None:
+        turns = tuple("sparse" if i % 2 else "compressed" for i in range(max(layers - 2, 0)))
+        return (*("compressed",) * min(layers, 2), *turns)
+    if len(listed) < layers or any(entry not in _RATES for entry in listed):
+        raise values.wrong(key, f"not {layers} entries of 0, 4 or 128", "give one per layer")
+    return tuple(_RATES[entry] for entry in listed[:layers])
+
+
 def _gpt_neo(values: Values, layers: int) -> Kinds:
     """``[[["global", "local"], 12]]``: groups of layer kinds, each repeated."""
     key = "attention_types"
@@ -196,6 +214,7 @@ WINDOW_RULES: dict[str, Callable[[Values, int], Kinds]] = {
     "qwen_even": _qwen_even,
     "qwen_all": _qwen_all,
     "mimo_v2": _mimo_v2,
+    "compressed": _compressed,
     "gpt_neo": _gpt_neo,
     "llama4": _llama4,
     "linear": _linear,

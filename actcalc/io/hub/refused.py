@@ -36,10 +36,6 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("lfm2", "lfm2_moe", "lfm2_vl", "lfm3", "lfm3_vl"), _CONV),
     **dict.fromkeys(("rwkv", "rwkv5", "rwkv6", "xlstm", "recurrent_gemma", "retnet"), _RECURRENT),
     "glm5_next": _SPARSE + " (sparse attention over latent keys)",
-    "deepseek_v4": (
-        "its attention compresses keys per layer (compress_ratios), groups the output projection "
-        "and widens the residual stream (hc_mult)"
-    ),
     "gemma3n": "it has per-layer embeddings and alternating updates of a widened stream",
     "gemma3n_text": "it has per-layer embeddings and alternating updates of a widened stream",
     "gemma4": "layers differ in head width and share keys and values",

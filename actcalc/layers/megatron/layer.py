@@ -60,6 +60,9 @@ def _not_modelled(model: Model) -> list[tuple[bool, str]]:
     return [
         (model.mla is None and model.v_dim != model.head_dim, "values narrower than keys"),
         (model.sinks_in != "every", "attention sinks in some layers alone"),
+        (model.compression is not None, "attention over compressed keys"),
+        (model.streams > 1, "several residual streams"),
+        (model.clamped_gate, "clamped gates"),
         (bool(other), f"layers that differ in {' and '.join(sorted(other))}"),
     ]
 

@@ -126,7 +126,7 @@ def eager(g: GraphBuilder, ctx: Context, x: Core) -> str:
     if ctx.model.attention_softcap:
         scores = softcap(g, "softcap", GROUP, scores, "scores_capped", CORE)
     if sinks(ctx, x):
-        if ctx.kernel("attention_sinks") != "joint":
+        if ctx.kernel("attention_sinks") not in ("joint", "joint_fp32"):
             raise SpecError(
                 f"the attention sinks of {ctx.model.family} models are not modelled as "
                 f"{ctx.framework} computes them",
@@ -145,7 +145,8 @@ def eager(g: GraphBuilder, ctx: Context, x: Core) -> str:
 def weighted(g: GraphBuilder, ctx: Context, x: Core, probs: str, v: Heads) -> str:
     """Append the product of probabilities and values, and the copy into token order."""
     if g.dtype(probs) is not ctx.act:
-        cast = g.tensor("probs_operand", g.shape(probs), ctx.act)
+        # Without a sink, which a view has dropped.
+        cast = g.tensor("probs_operand", scores_shape(ctx, x), ctx.act)
         g.op("probs_operand", "copy", GROUP, [probs], [cast], modules=CORE)
         probs = cast
     out = g.tensor("weighted_values", (ctx.b, x.q.heads, ctx.s, x.v.width), ctx.act)

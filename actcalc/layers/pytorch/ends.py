@@ -11,6 +11,7 @@ from actcalc.layers.core.graph import DType, Graph, GraphBuilder, Weight
 from actcalc.layers.core.norm import norm
 from actcalc.layers.core.ops import EMBEDDING_SCOPE, dropout, softcap
 from actcalc.layers.core.scoped import Scoped
+from actcalc.layers.pytorch.hyper import one_stream, stream_shape, widened
 from actcalc.layers.pytorch.linear import linear
 from actcalc.layers.pytorch.mlp import activate
 from actcalc.layers.pytorch.parallel import gathered, scattered
@@ -46,7 +47,7 @@ def embedding_graph(ctx: Context) -> Graph:
         )  # fmt: skip
     if ctx.model.encoder_layers:
         _between(g, ctx)
-    return g.build(first, out)
+    return g.build(first, widened(g, ctx, out))
 
 
 def _between(g: GraphBuilder, ctx: Context) -> None:
@@ -140,7 +141,8 @@ def head_graph(ctx: Context) -> Graph:
     """Final norm, output projection and loss."""
     model = ctx.model
     g = GraphBuilder("head")
-    stream = g.tensor("input", (ctx.b, ctx.s_region, ctx.h), ctx.stream)
+    stream = g.tensor("input", stream_shape(ctx, ctx.s_region), ctx.stream)
+    stream = one_stream(g, ctx, stream)
     if model.final_norm and not model.pooled_norm:
         stream = norm(g, ctx, "final_norm", stream, group="head", modules=())
     if ctx.embedding_dropout and ctx.kernel("final_dropout") == "embedding":

@@ -10,6 +10,7 @@ from actcalc.layers.core.norm import norm
 from actcalc.layers.core.ops import dropout, promoted, residual_add
 from actcalc.layers.core.scoped import Scoped
 from actcalc.layers.pytorch.attention import attention
+from actcalc.layers.pytorch.hyper import hyper_layer, stream_shape
 from actcalc.layers.pytorch.mla import mla_attention
 from actcalc.layers.pytorch.mlp import feed_forward
 from actcalc.layers.pytorch.moe import moe
@@ -23,7 +24,7 @@ _AROUND = ("sandwich", "post_sublayer")
 def layer_graph(ctx: Context, kind: LayerKind) -> Graph:
     """The graph of one layer of ``kind``."""
     g = GraphBuilder(kind.label)
-    g.tensor("input", (ctx.b, ctx.s_region, ctx.h), ctx.stream)
+    g.tensor("input", stream_shape(ctx, ctx.s_region), ctx.stream)
     return g.build("input", _body(g, ctx, kind, "input"))
 
 
@@ -34,6 +35,12 @@ def _body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
             f"{ctx.model.norm_placement} with parallel {ctx.model.parallel} ({ctx.model.name})",
             "set norm_placement to pre or post, and parallel to none",
         )
+    if ctx.model.streams > 1:
+        return hyper_layer(
+            g, ctx, stream,
+            lambda source: _attend(g, ctx, kind, source),
+            lambda source: _feed(g, ctx, kind, source),
+        )  # fmt: skip
     if ctx.model.parallel != "none":
         return _parallel(g, ctx, kind, stream)
     if kind.mixer == kind.mlp == "none":
@@ -122,6 +129,10 @@ def _attend(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
 
         return linear_attention(g, ctx, source)
     source = gathered(g, ctx, "attention", "attention", source, ("attention",))
+    if ctx.model.compression:
+        from actcalc.layers.pytorch.compressed import compressed_attention
+
+        return compressed_attention(g, ctx, kind, source)
     if ctx.model.mla:
         return mla_attention(g, ctx, kind, source)
     return attention(g, ctx, kind, source)

@@ -113,8 +113,11 @@ def projected(
     else:
         packed = model.packed_gate
         gate = project("gate_up", wide * 2) if packed else project("gate", wide)
+        up = ""
+        if model.clamped_gate:
+            gate, up = clamped(g, prefix, [gate, project("up", wide)], hidden, modules)
         active = activate(g, ctx, f"{prefix}activation", gate, hidden, modules=modules)
-        up = gate if packed else project("up", wide)
+        up = up or (gate if packed else project("up", wide))
         active = product(g, f"{prefix}gated", active, up, hidden, modules=modules)
     if ctx.workload.dropout and model.activation_dropout > 0:
         active = dropout(g, f"{prefix}activation_dropout", GROUP, active, modules=modules)
@@ -122,3 +125,19 @@ def projected(
         g, ctx, f"{prefix}fc2", GROUP, active,
         inside=wide, outside=ctx.h, bias=biased, modules=modules,
     )  # fmt: skip
+
+
+def clamped(
+    g: GraphBuilder,
+    prefix: str,
+    sources: list[str],
+    shape: Iterable[Expr],
+    modules: Iterable[str] = MODULE,
+) -> tuple[str, str]:
+    """Append the clamps of gate and up, which keep what they read (DeepseekV4MLP)."""
+    dims = tuple(shape)
+    gate, up = (
+        g.tensor(f"{prefix}{name}_clamped", dims, g.dtype(sources[0])) for name in ("gate", "up")
+    )
+    g.op(f"{prefix}clamp", "activation", GROUP, sources, [gate, up], saves=sources, modules=modules)
+    return gate, up

@@ -10,7 +10,7 @@ from actcalc.layers.core.algebra import ONE, Expr, symbol
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import DType, GraphBuilder, Weight
 from actcalc.layers.pytorch.linear import linear
-from actcalc.layers.pytorch.mlp import GROUP, activate, feed_forward, product
+from actcalc.layers.pytorch.mlp import GROUP, activate, clamped, feed_forward, product
 from actcalc.layers.pytorch.token_choice import token_choice
 from actcalc.specs import Moe
 
@@ -215,6 +215,18 @@ def _sigmoid_of_chosen(g: GraphBuilder, ctx: Context, source: str) -> str:
     return weights
 
 
+def _square_roots(g: GraphBuilder, ctx: Context, source: str) -> str:
+    """Square roots of softplus, chosen by a bias without gradient or by the token alone
+    (DeepseekV4TopKRouter, DeepseekV4HashRouter): softplus keeps its input, the root its result."""
+    logits = _logits(g, ctx, source, fp32=False)
+    scores = g.tensor("router_scores", (ctx.tokens, symbol("E")), ctx.act)
+    g.op(
+        "router_scores", "activation", GROUP, [logits], [scores], saves=[logits, scores],
+        modules=ROUTER,
+    )  # fmt: skip
+    return _choose(g, ctx, [scores], [], ctx.act, normalized=True)
+
+
 Router = Callable[[GraphBuilder, Context, str], str]
 
 ROUTERS: dict[str, Router] = {
@@ -230,6 +242,7 @@ ROUTERS: dict[str, Router] = {
     "softmax_of_chosen": lambda g, ctx, source: _softmax_of_chosen(g, ctx, source, fp32=False),
     "softmax_of_chosen_fp32": lambda g, ctx, x: _softmax_of_chosen(g, ctx, x, fp32=True),
     "sigmoid_of_chosen": _sigmoid_of_chosen,
+    "half": _square_roots,
 }
 
 
@@ -248,10 +261,13 @@ def _activated(g: GraphBuilder, ctx: Context, source: str, shape: tuple[Expr, ..
     """Append the experts' nonlinearity; gate and linear part are halves of ``source``."""
     if ctx.model.activation == "swiglu_oai":
         return _clamped(g, ctx, source, shape)
+    linear_part = source
+    if ctx.model.clamped_gate:
+        source, linear_part = clamped(g, "expert_", [source], shape, EXPERTS)
     active = activate(g, ctx, "expert_activation", source, shape, modules=EXPERTS)
     if not ctx.model.gated:
         return active
-    return product(g, "expert_gated", active, source, shape, modules=EXPERTS)
+    return product(g, "expert_gated", active, linear_part, shape, modules=EXPERTS)
 
 
 def _clamped(g: GraphBuilder, ctx: Context, source: str, shape: tuple[Expr, ...]) -> str:

@@ -138,7 +138,8 @@ def maximum_softmax(g: GraphBuilder, ctx: Context, x: Core, scores: str) -> str:
     """
     sink = sinks(ctx, x)
     shape = (ctx.b, x.q.heads, ctx.s, x.keys + 1 if sink else x.keys)
-    dtype = DType.FP32 if ctx.autocast else ctx.act
+    wide = sink and ctx.kernel("attention_sinks") == "joint_fp32"
+    dtype = DType.FP32 if ctx.autocast or wide else ctx.act
     probs = g.tensor("probs", shape, dtype)
     highest = g.tensor("row_maximum_index", (ctx.b, x.q.heads, ctx.s, ONE), DType.INT64)
     g.op(
