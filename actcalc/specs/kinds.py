@@ -206,6 +206,7 @@ _PYTORCH: Mapping[str, Kind] = {
             "half_layer": "the same, tables cast in every layer (torchtitan qwen3 model.py)",
             "half_cat": "always concatenated with what is not rotated (modeling_gpt_neox.py)",
             "half_fp32": "in fp32, cast back (modeling_olmo.py)",
+            "half_upcast": "products in fp32, cast back (modeling_modernbert.py)",
             "half_tables": "halves apart, tables half as wide (modeling_gpt_oss.py)",
             "interleaved": "even and odd entries, before heads are transposed (modeling_gptj.py)",
             "interleaved_fp32": "the same in fp32 (modeling_codegen.py)",
@@ -293,6 +294,7 @@ _PYTORCH: Mapping[str, Kind] = {
         {
             "hidden": "at the hidden rate (modeling_bert.py)",
             "none": "none (modeling_distilbert.py)",
+            "attention": "at the rate of its probabilities (modeling_modernbert.py)",
         },
         needed=True,
     ),
@@ -429,6 +431,13 @@ _PYTORCH: Mapping[str, Kind] = {
             "embedding": "at the embedding's rate (modeling_t5.py)",
         },
         needed=True,
+    ),
+    "masked_loss": Kind(
+        "the cross-entropy of a masked language model",
+        {
+            "plain": "logits as they are (modeling_bert.py)",
+            "upcast": "fp32 logits (loss_utils.py ForMaskedLMLoss)",
+        },
     ),
     "fp16_clamp": Kind(
         "a clamp to finite numbers in fp16",

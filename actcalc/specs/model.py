@@ -55,6 +55,8 @@ class LayerKind(NamedTuple):
     mixer: Mixer = "attention"
     sizes: tuple[tuple[str, int], ...] = ()
     """Sizes that differ from the model's, by name."""
+    bare: bool = False
+    """No norm before its attention: the embedding's serves."""
 
     @property
     def label(self) -> str:
@@ -68,6 +70,7 @@ class LayerKind(NamedTuple):
             return "attention" if self.attention == "full" else f"{self.attention} attention"
         parts: list[str] = [] if self.attention == "full" else [self.attention]
         parts += ["decoder"] if self.cross else []
+        parts += ["first"] if self.bare else []
         parts += [self.mlp] if self.mlp == "moe" else []
         return "+".join(parts) or "dense"
 
@@ -123,6 +126,8 @@ class Model(Spec):
     """A LayerNorm has a bias (ignored by the other kinds)."""
     norm_placement: Literal["pre", "post", "sandwich", "post_sublayer"] = "pre"
     """pre; post (BERT: after the residual); sandwich (Gemma 2: both); post_sublayer (OLMo 2)."""
+    first_norm: bool = True
+    """The first layer has a norm before its attention (ModernBERT: the embedding's serves)."""
     fp32_stream: bool = False
     """The stream between layers is kept in fp32 (Mamba's ``residual_in_fp32``)."""
     layer_scale: bool = False
@@ -227,6 +232,8 @@ class Model(Spec):
     sentence_head: bool = False
     """A second head beside that of a masked language model: a dense layer over the first token and
     a classifier of the order of two sentences (Megatron's BERT)."""
+    transform_bias: bool = True
+    """The dense layer of a masked language model's head has a bias."""
     head_bias: bool = False
     """The output projection has a bias."""
     labels: Count = 0
@@ -423,6 +430,7 @@ class Model(Spec):
             cross=self.encoder_layers > 0,
             mixer=mixer,
             sizes=self._own(index, mixer, mlp),
+            bare=index == 0 and not self.first_norm,
         )
 
     def _own(self, index: int, mixer: Mixer, mlp: MlpKind) -> tuple[tuple[str, int], ...]:

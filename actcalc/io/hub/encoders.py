@@ -54,6 +54,39 @@ WHISPER = replace(
     adjust=("encoder_decoder", "whisper"),
 )
 
+MODERNBERT = Family(
+    code=_code("modernbert"),
+    facts={
+        "position": "rotary",
+        "embedding_norm": True,
+        "first_norm": False,
+        "causal": False,
+        "gated": True,
+        "packed_gate": True,
+        "packed_qkv": True,
+        "head": "mlm",
+    },
+    keys=_NO_GROUPS,
+    flags={
+        "norm_bias": ("norm_bias", False),
+        "qkv_bias": ("attention_bias", False),
+        "out_bias": ("attention_bias", False),
+        "mlp_bias": ("mlp_bias", False),
+        "head_bias": ("decoder_bias", True),
+        "transform_bias": ("classifier_bias", False),
+    },
+    rates={
+        "attention_dropout": (("attention_dropout",), 0.0),
+        "embedding_dropout": (("embedding_dropout",), 0.0),
+        "activation_dropout": (("mlp_dropout",), 0.0),
+    },
+    activation=("hidden_activation", "gelu"),
+    tied=True,
+    windows="global_every_3",
+    window_keys=("local_attention",),
+    window_default=128,
+    adjust=("encoder_head", "modernbert"),
+)
 VIT = Family(
     code=_code("vit"),
     facts={"position": "learned", "causal": False, "tied": False},
@@ -135,6 +168,7 @@ ENCODERS: dict[str, Family] = {
     "bart": BART,
     "mbart": MBART,
     "whisper": WHISPER,
+    "modernbert": MODERNBERT,
     "vit": VIT,
     "vit_msn": replace(VIT, code=_code("vit_msn")),
     "deit": replace(

@@ -73,6 +73,11 @@ def _full_every_4(values: Values, layers: int) -> Kinds:
     return tuple("full" if i % 4 == 0 else "sliding" for i in range(layers))
 
 
+def _global_every_3(values: Values, layers: int) -> Kinds:
+    every = values.size(("global_attn_every_n_layers",)) or 3
+    return tuple("sliding" if i % every else "full" for i in range(layers))
+
+
 def _upper(values: Values, layers: int, default: int) -> Kinds:
     first = values.integer("max_window_layers") if values.has("max_window_layers") else default
     return tuple("sliding" if i >= first else "full" for i in range(layers))
@@ -209,6 +214,7 @@ WINDOW_RULES: dict[str, Callable[[Values, int], Kinds]] = {
     "every_4": _every_by_default(4),
     "every_6": _every_by_default(6),
     "full_every_4": _full_every_4,
+    "global_every_3": _global_every_3,
     "qwen_upper": _qwen_upper,
     "qwen_upper_always": _qwen_upper_always,
     "qwen_even": _qwen_even,

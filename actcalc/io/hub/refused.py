@@ -60,7 +60,6 @@ REFUSED: dict[str, str] = {
     "arctic": "a dense feed-forward runs beside the mixture of experts",
     "grok-1": "its norms and routing are not described",
     "hyperclovax": "its norm placement is not described",
-    "modernbert": "its first layer has no norm and its head no bias",
     "modernbert-decoder": "its first layer has no norm and its head no bias",
     "deberta": "its disentangled attention scores content and position apart",
     "deberta-v2": "its disentangled attention scores content and position apart",

@@ -70,6 +70,25 @@ def _unread_whisper(model: Model) -> dict[str, Any]:
     return {"num_mel_bins": model.mel_bins, "max_target_positions": model.decoder_positions}
 
 
+def _modernbert(reading: Reading) -> None:
+    """Half of ``local_attention`` lies on each side of a token; the mask knows that half."""
+    values, fields = reading.values, reading.fields
+    if "window" in fields:
+        fields["window"] //= 2
+    if values.flag("sparse_prediction", False):
+        raise values.wrong(
+            "sparse_prediction", "logits of masked tokens alone are not described",
+            "set it to false",
+        )  # fmt: skip
+    if (values.text("classifier_activation") or "gelu") != (
+        values.text("hidden_activation") or "gelu"
+    ):
+        raise values.wrong(
+            "classifier_activation", "not hidden_activation, which the head shares here",
+            "measure it: actcalc measure CONFIG --save layer.json",
+        )  # fmt: skip
+
+
 def _image(reading: Reading) -> None:
     """Patches of an image and the tokens before them; ``max_positions`` counts all of them."""
     values, fields = reading.values, reading.fields
@@ -223,6 +242,7 @@ def _tower_positions(reading: Reading) -> None:
 SENSES: dict[str, Callable[[Reading], None]] = {
     "encoder_decoder": _encoder_decoder,
     "whisper": _whisper,
+    "modernbert": _modernbert,
     "patches": _patches,
     "tower_patches": _tower_patches,
     "dinov2": _dinov2,
@@ -238,6 +258,10 @@ SENSES: dict[str, Callable[[Reading], None]] = {
 UNADJUST_SENSES: dict[str, Callable[[Model], dict[str, Any]]] = {
     "encoder_decoder": _unread_encoder_decoder,
     "whisper": _unread_whisper,
+    "modernbert": lambda model: {
+        "local_attention": 2 * model.window,
+        "classifier_activation": model.activation,
+    },
     "patches": _unread_patches,
     "tower_patches": _unread_image,
     "dinov2": _unread_dinov2,

@@ -120,6 +120,7 @@ def _not_in_megatron(model: Model) -> list[tuple[bool, str]]:
             model.head in ("classifier", "score", "pooled", "none"),
             f"{model.head} head in its GPT model",
         ),
+        (not model.first_norm, "first layer without a norm"),
         (model.layer_scale, "learned scales of a layer's parts"),
         (model.embedding_dim not in (0, model.hidden), "embedding narrower than hidden"),
         (model.embedding_norm, "normalisation right after the embedding"),

@@ -152,7 +152,10 @@ def head_graph(ctx: Context) -> Graph:
         return g.build("input", stream)
     if model.head == "mlm":
         width = _table_width(ctx)
-        stream = linear(g, ctx, "transform", "head", stream, inside=ctx.h, outside=width, bias=True)
+        stream = linear(
+            g, ctx, "transform", "head", stream, inside=ctx.h, outside=width,
+            bias=model.transform_bias,
+        )  # fmt: skip
         shape = (ctx.b, ctx.s, width)
         stream = activate(g, ctx, "transform_activation", stream, shape, group="head", modules=())
         stream = norm(g, ctx, "head_norm", stream, group="head", modules=())
@@ -193,7 +196,7 @@ def _predict(g: GraphBuilder, ctx: Context, stream: str) -> str:
     model = ctx.model
     vocab = symbol("v") / ctx.t
     stream = gathered(g, ctx, "head", "head", stream)
-    rule = ctx.kernel("loss") if model.head == "lm" else "plain"
+    rule = ctx.kernel("loss" if model.head == "lm" else "masked_loss")
     width = _table_width(ctx)
     if _narrow(ctx) and model.head == "lm":
         stream = linear(g, ctx, "project_out", "head", stream, inside=ctx.h, outside=width)

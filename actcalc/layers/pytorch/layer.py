@@ -57,7 +57,7 @@ def _body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
         summed = _add(g, ctx, "ffn", _feed(g, ctx, kind, middle), middle, "ffn_sum")
         return norm(g, ctx, "norm2", summed, out="output")
     before, after = placement in ("pre", "sandwich"), placement in ("sandwich", "post_sublayer")
-    first = norm(g, ctx, "norm1", stream) if before else stream
+    first = norm(g, ctx, "norm1", stream) if before and not kind.bare else stream
     branch = _attend(g, ctx, kind, first)
     branch = norm(g, ctx, "norm1_post", branch) if after else branch
     middle = _bounded(g, ctx, _add(g, ctx, "attention", branch, stream, "middle"), "middle")
@@ -158,7 +158,7 @@ def _add(g: GraphBuilder, ctx: Context, what: str, branch: str, stream: str, out
     """Append the branch's dropout and its addition to the stream, which keeps nothing."""
     if ctx.model.layer_scale:
         branch = _scaled(g, ctx, what, branch)
-    spared = what == "attention" and ctx.kernel("attention_output_dropout") == "none"
-    if ctx.hidden_dropout and not spared:
+    rule = ctx.kernel("attention_output_dropout") if what == "attention" else "hidden"
+    if {"hidden": ctx.hidden_dropout, "attention": ctx.attention_dropout}.get(rule, False):
         branch = dropout(g, f"{what}_dropout", what, branch)
     return residual_add(g, f"{what}_add", what, branch, stream, out)

@@ -45,6 +45,8 @@ ROTARY_KERNELS: dict[str, Rotation] = {
     "half_cat": Rotation(order="head"),
     # Tables and products in fp32, cast back.
     "half_fp32": Rotation(table=DType.FP32, cast=True),
+    # Products in fp32, cast back.
+    "half_upcast": Rotation(cast=True),
     # Halves rotated apart and concatenated; the tables are half as wide.
     "half_tables": Rotation(share=2, order="head"),
     # Even and odd entries; cosine and sine repeated for each in every layer, q and k apart,
