@@ -4,12 +4,13 @@ from actcalc.specs.framework import Framework
 from actcalc.specs.kernels import KernelOptions
 from actcalc.specs.layout import Layout
 from actcalc.specs.model import LayerKind, Model
-from actcalc.specs.parts import Compression, Indexer, Linear, Mamba, Mla, Moe, Sizes
+from actcalc.specs.parts import Compression, Disentangled, Indexer, Linear, Mamba, Mla, Moe, Sizes
 from actcalc.specs.tower import Tower
 from actcalc.specs.workload import Workload
 
 __all__ = [
     "Compression",
+    "Disentangled",
     "Framework",
     "Indexer",
     "KernelOptions",

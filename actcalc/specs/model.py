@@ -12,6 +12,7 @@ from actcalc.errors import SpecError
 from actcalc.specs.base import MAX_LAYERS, Cap, Count, Layers, MoreLayers, Rate, Size, Spec
 from actcalc.specs.parts import (
     Compression,
+    Disentangled,
     Indexer,
     Linear,
     Mamba,
@@ -207,6 +208,8 @@ class Model(Spec):
     """Multi-token-prediction layers after the last one (DeepSeek-V3: 1)."""
     mamba: Mamba | None = None
     """State-space mixer, if any layer is one."""
+    disentangled: Disentangled | None = None
+    """Attention scores of content and of position apart, if used."""
     linear: Linear | None = None
     """Linear attention, if any layer is one."""
     pattern: str = ""
@@ -278,6 +281,8 @@ class Model(Spec):
             self._set(mamba=Mamba(**self.mamba))
         if isinstance(self.tower, dict):
             self._set(tower=Tower(**self.tower))
+        if isinstance(self.disentangled, dict):
+            self._set(disentangled=Disentangled(**self.disentangled))
         if isinstance(self.linear, dict):
             self._set(linear=Linear(**self.linear))
         for name in ("attention_pattern", "mlp_pattern", "no_rope_layers"):

@@ -185,6 +185,23 @@ class Mamba(Spec):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Disentangled(Spec):
+    """Attention that scores content and relative position apart (He et al. 2020, arXiv:2006.03654;
+    DeBERTa-v2 and v3)."""
+
+    span: Size
+    """Relative positions on each side: the table has twice as many rows of the model's width."""
+    shared: bool = False
+    """Positions pass the projections of queries and keys instead of their own."""
+    content_to_position: bool = True
+    """Queries score positions (c2p)."""
+    position_to_content: bool = True
+    """Keys score positions (p2c)."""
+    normed: bool = False
+    """The table passes a normalisation, once for all layers."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Linear(Spec):
     """Linear attention: a state per head that a delta rule writes (gated delta nets, KDA)."""
 

@@ -87,6 +87,30 @@ MODERNBERT = Family(
     window_default=128,
     adjust=("encoder_head", "modernbert"),
 )
+DEBERTA_V2 = Family(
+    code=_code("deberta_v2"),
+    facts={
+        "position": "none",
+        "embedding_norm": True,
+        "norm_placement": "post",
+        "final_norm": False,
+        "causal": False,
+        "head": "mlm",
+        "head_bias": True,
+    },
+    keys=_NO_GROUPS,
+    rates={
+        "hidden_dropout": (("hidden_dropout_prob",), 0.1),
+        "attention_dropout": (("attention_probs_dropout_prob",), 0.1),
+        "embedding_dropout": (("hidden_dropout_prob",), 0.1),
+    },
+    activation=("hidden_act", "gelu"),
+    tied=True,
+    windows="none",
+    eager=True,
+    defaults={"positions": 512},
+    adjust=("encoder_head", "deberta"),
+)
 VIT = Family(
     code=_code("vit"),
     facts={"position": "learned", "causal": False, "tied": False},
@@ -169,6 +193,7 @@ ENCODERS: dict[str, Family] = {
     "mbart": MBART,
     "whisper": WHISPER,
     "modernbert": MODERNBERT,
+    "deberta-v2": DEBERTA_V2,
     "vit": VIT,
     "vit_msn": replace(VIT, code=_code("vit_msn")),
     "deit": replace(

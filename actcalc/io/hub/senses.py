@@ -14,6 +14,7 @@ from actcalc.specs.base import MAX_LAYERS
 Model = Any
 """A ``specs.Model``: specs stand above this package, which reads their fields by name."""
 
+_MEASURE = "measure it: actcalc measure CONFIG --save layer.json"
 _IMAGE_CHANNELS = 3
 _PATCH = {
     "clip_vision_model": 32, "dinov2": 14,
@@ -37,7 +38,7 @@ def _encoder_decoder(reading: Reading) -> None:
         if (values.size((key,)) or fields[name]) != fields[name]:
             raise values.wrong(
                 key, f"not the encoder's {fields[name]}: halves of one width are described",
-                "measure it: actcalc measure CONFIG --save layer.json",
+                _MEASURE,
             )  # fmt: skip
     for key in ("encoder_layerdrop", "decoder_layerdrop"):
         if values.number(key) > 0:
@@ -85,8 +86,55 @@ def _modernbert(reading: Reading) -> None:
     ):
         raise values.wrong(
             "classifier_activation", "not hidden_activation, which the head shares here",
-            "measure it: actcalc measure CONFIG --save layer.json",
+            _MEASURE,
         )  # fmt: skip
+
+
+def _deberta(reading: Reading) -> None:
+    """Relative positions, in buckets where there are some; absolute ones where they are added."""
+    values, fields = reading.values, reading.fields
+    for key, wanted in (("relative_attention", True), ("legacy", True)):
+        if values.flag(key, key == "legacy") is not wanted:
+            raise values.wrong(key, f"only {str(wanted).lower()} is described", _MEASURE)
+    if values.has("conv_kernel_size") and values.integer("conv_kernel_size"):
+        raise values.wrong("conv_kernel_size", "a convolution beside layer 0", _MEASURE)
+    if (values.size(("embedding_size",)) or fields["hidden"]) != fields["hidden"]:
+        raise values.wrong("embedding_size", "an embedding narrower than hidden", _MEASURE)
+    positions = reading.size("positions") or 512
+    most = values.data.get("max_relative_positions", -1)
+    span = most if isinstance(most, int) and most > 0 else positions
+    buckets = values.data.get("position_buckets", -1)
+    span = buckets if isinstance(buckets, int) and buckets > 0 else span
+    kinds = values.data.get("pos_att_type") or []
+    kinds = kinds.split("|") if isinstance(kinds, str) else kinds
+    fields["disentangled"] = {
+        "span": span,
+        "shared": values.flag("share_att_key", False),
+        "content_to_position": "c2p" in kinds,
+        "position_to_content": "p2c" in kinds,
+        "normed": "layer_norm" in (values.text("norm_rel_ebd") or "none"),
+    }
+    fields["token_types"] = (
+        values.integer("type_vocab_size") if values.has("type_vocab_size") else 0
+    )
+    if values.flag("position_biased_input", True):
+        fields["position"], fields["max_positions"] = "learned", positions
+
+
+def _unread_deberta(model: Model) -> dict[str, Any]:
+    spec = model.disentangled
+    if spec is None:
+        return {}
+    sides = {"c2p": spec.content_to_position, "p2c": spec.position_to_content}
+    return {
+        "relative_attention": True,
+        "position_buckets": spec.span,
+        "share_att_key": spec.shared,
+        "pos_att_type": [name for name, on in sides.items() if on],
+        "norm_rel_ebd": "layer_norm" if spec.normed else "none",
+        "type_vocab_size": model.token_types,
+        "position_biased_input": model.position == "learned",
+    }
 
 
 def _image(reading: Reading) -> None:
@@ -193,7 +241,7 @@ def _dinov3(reading: Reading) -> None:
     if values.flag("value_bias", True) != fields["qkv_bias"]:
         raise values.wrong(
             "value_bias", "not that of queries: their biases are described together",
-            "measure it: actcalc measure CONFIG --save layer.json",
+            _MEASURE,
         )  # fmt: skip
     if fields["key_bias"] and not fields["qkv_bias"]:
         raise values.wrong(
@@ -243,6 +291,7 @@ SENSES: dict[str, Callable[[Reading], None]] = {
     "encoder_decoder": _encoder_decoder,
     "whisper": _whisper,
     "modernbert": _modernbert,
+    "deberta": _deberta,
     "patches": _patches,
     "tower_patches": _tower_patches,
     "dinov2": _dinov2,
@@ -258,6 +307,7 @@ SENSES: dict[str, Callable[[Reading], None]] = {
 UNADJUST_SENSES: dict[str, Callable[[Model], dict[str, Any]]] = {
     "encoder_decoder": _unread_encoder_decoder,
     "whisper": _unread_whisper,
+    "deberta": _unread_deberta,
     "modernbert": lambda model: {
         "local_attention": 2 * model.window,
         "classifier_activation": model.activation,

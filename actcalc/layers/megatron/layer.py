@@ -29,6 +29,7 @@ def refuse_architecture(ctx: Context) -> None:
         _refuse_encoder_decoder(ctx)
     for given, what in (
         (model.linear, "linear attention"),
+        (model.disentangled, "disentangled attention"),
         (model.indexer, "attention that picks keys by a learned indexer"),
         (model.tower, "a vision tower"),
     ):

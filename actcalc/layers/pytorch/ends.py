@@ -38,6 +38,10 @@ def embedding_graph(ctx: Context) -> Graph:
         out = with_images(g, ctx, ctx.model.tower, out)
     if ctx.model.embedding_norm:
         out = norm(g, ctx, "embedding_norm", out, group="embedding", modules=())
+    if ctx.model.disentangled:
+        from actcalc.layers.pytorch.disentangled import position_table
+
+        out = position_table(g, ctx, out)
     if ctx.embedding_dropout:
         out = dropout(g, "embedding_dropout", "embedding", out)
     if _narrow(ctx) and _projects_last(ctx):
@@ -196,7 +200,7 @@ def _predict(g: GraphBuilder, ctx: Context, stream: str) -> str:
     model = ctx.model
     vocab = symbol("v") / ctx.t
     stream = gathered(g, ctx, "head", "head", stream)
-    rule = ctx.kernel("loss" if model.head == "lm" else "masked_loss")
+    rule = ctx.kernel("loss") if model.head == "lm" else ctx.kernel("masked_loss")
     width = _table_width(ctx)
     if _narrow(ctx) and model.head == "lm":
         stream = linear(g, ctx, "project_out", "head", stream, inside=ctx.h, outside=width)

@@ -133,6 +133,10 @@ def _attend(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
         from actcalc.layers.pytorch.compressed import compressed_attention
 
         return compressed_attention(g, ctx, kind, source)
+    if ctx.model.disentangled:
+        from actcalc.layers.pytorch.disentangled import disentangled_attention
+
+        return disentangled_attention(g, ctx, kind, source)
     if ctx.model.mla:
         return mla_attention(g, ctx, kind, source)
     return attention(g, ctx, kind, source)
