@@ -20,6 +20,7 @@ pytestmark = pytest.mark.each
 
 PAGE = ROOT / "docs" / "architecture.md"
 ABOVE = {"__main__", "api", "__init__"}  # the package's own front: may import everything
+MOVED = {("specs", "io")}  # names of specs.run that moved to io.runs, until 0.4
 FILES = sorted((ROOT / "actcalc").rglob("*.py"))
 _BLOCK = re.compile(r"```imports\n(.*?)```", re.DOTALL)
 
@@ -56,7 +57,8 @@ def arrows() -> dict[str, list[str]]:
     found: dict[str, set[str]] = {name: set() for name in order}
     for path in FILES:
         if room(path) in found:
-            found[room(path)] |= {other for other, _ in imported(path)}
+            others = {other for other, _ in imported(path)}
+            found[room(path)] |= {other for other in others if (room(path), other) not in MOVED}
     return {
         name: [other for other in order if other in others and other != name]
         for name, others in found.items()
@@ -77,7 +79,8 @@ def test_imports_go_down(path):
     if own in ABOVE:
         return
     for other, line in imported(path):
-        assert order.index(other) >= order.index(own), f"{path}:{line}: {own} imports {other}"
+        if (own, other) not in MOVED or path.name != "run.py":
+            assert order.index(other) >= order.index(own), f"{path}:{line}: {own} imports {other}"
 
 
 def test_the_arrows_drawn_are_the_imports():

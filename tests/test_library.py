@@ -296,3 +296,14 @@ def test_every_answer_can_be_drawn():
     undrawn = {"preset", "presets"}  # of the command line alone
     schemas = {schema_of(name)["properties"]["schema"]["const"] for name in OUTPUTS}
     assert {f"actcalc/{name}/1" for name in undrawn} | set(_DRAWN) == schemas
+
+
+def test_names_that_moved_are_still_found():
+    """Scripts of 0.2 took them from specs.run."""
+    from actcalc.io import runs
+    from actcalc.specs import run
+
+    for name in ("load_run", "resolve", "source", "Source"):
+        assert getattr(run, name) is getattr(runs, name)
+    with pytest.raises(AttributeError, match="has no attribute 'loadrun'"):
+        run.loadrun  # noqa: B018

@@ -22,6 +22,7 @@ from tests.conftest import ROOT, load_data
 from tests.pages import CONSOLE, JOURNEYS, PAGES, READMES, anchors, consoles, lines, links
 
 README = READMES[0].read_text(encoding="utf-8")
+CHINESE = (ROOT / "README.zh-CN.md").read_text(encoding="utf-8")
 SHOWN = {(command, most): shown for _, command, most, shown in consoles()}
 
 
@@ -151,7 +152,11 @@ def test_the_site_builds(tmp_path):
 # --- the table of accuracy -----------------------------------------------------------------------
 
 
-def test_accuracy_beside_the_estimator_of_megatron():
+PEERS = {"llm-analysis": "llm-analysis 0.2.2", "calc_transformer_mem": "calc_transformer_mem"}
+"""Other estimators' names in ``peers_memory.json``, and in the table."""
+
+
+def test_accuracy_beside_other_estimators():
     from tests.published.memory_cases import ci_cases
 
     theirs = load_data("megatron_estimator.json")["total_bytes"]
@@ -161,9 +166,18 @@ def test_accuracy_beside_the_estimator_of_megatron():
     shown = (
         f"| {len(cases)} | median {median(map(abs, ours)):.1f} % off, largest "
         f"{max(map(abs, ours)):.1f} % | Megatron-LM's own estimator: median "
-        f"{-median(others):.1f} % too low, largest {max(map(abs, others)):.0f} % |"
+        f"{-median(others):.1f} % too low, largest {max(map(abs, others)):.0f} %; "
     )
     assert shown in README
+    measured = {case.name: case.measured for case in cases}
+    for name, words in PEERS.items():
+        peer = load_data("peers_memory.json")[name]
+        assert {*peer["total_bytes"], *peer["refused"]} == set(measured)
+        errors = [100 * abs(v / measured[key] - 1) for key, v in peer["total_bytes"].items()]
+        said = f"{words}: median {median(errors):.1f} % off, largest {max(errors):.0f} %"
+        assert said in README
+        assert f"中位数 {median(errors):.1f} %,最大 {max(errors):.0f} %" in CHINESE
+        assert peer["source"].startswith(words) or "cookbook at" in peer["source"]
 
 
 def test_accuracy_is_that_of_the_pages():

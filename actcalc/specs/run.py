@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from actcalc.specs.device import Device
 from actcalc.specs.framework import Framework
@@ -42,3 +43,13 @@ class Run:
     def name(self) -> str:
         """What tables call the run: its title, else the model's name."""
         return self.title or self.model.name
+
+
+def __getattr__(name: str) -> Any:
+    """``load_run`` and its kin live in :mod:`actcalc.io.runs` since 0.3; scripts of users that name
+    them here keep working until 0.4."""
+    if name in ("Source", "load_run", "resolve", "source"):
+        from importlib import import_module
+
+        return getattr(import_module("actcalc.io.runs"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

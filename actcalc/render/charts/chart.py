@@ -90,7 +90,7 @@ class Chart:
             head["title"] = {"text": _wrapped(self.title, width, 8), "subtitle": lines, **limit}
         fit = {"type": "fit-x", "contains": "padding"}
         config = {**CONFIG, **body.pop("config", {})}
-        columns = max(1, width // 170)
+        columns = max(1, width // 170) if width > NARROW else 1
         config["legend"] = {**config["legend"], "columns": columns}
         return {**head, "width": width, "autosize": fit, "config": config, **body}
 

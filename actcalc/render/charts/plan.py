@@ -26,7 +26,9 @@ def frontier_chart(result: RunPlan, units: str) -> Chart:
                                                                      "nice": False})  # fmt: skip
     y = quantity("share", "computed again, % of a forward pass")
     at = {"x": x, "y": y, "description": {"field": "about"}}
-    words = {"type": "text", "align": "left", "dx": 8, "dy": -7}
+    labels = _labels(points, high - low)
+    behind = [label for label in labels if label["memory"] <= low + 0.75 * (high - low)]
+    before = [label for label in labels if label not in behind]  # there is no room behind these
     layers: list[dict[str, Any]] = [
         {
             "data": {"values": line},
@@ -40,11 +42,15 @@ def frontier_chart(result: RunPlan, units: str) -> Chart:
                      "shape": "diamond", "stroke": "currentColor", "strokeWidth": 0.7},
             "encoding": at,
         },
-        {
-            "data": {"values": _labels(points, high - low)},
-            "mark": words,
-            "encoding": {"x": x, "y": y, "text": {"field": "name"}},
-        },
+        *(
+            {
+                "data": {"values": those},
+                "mark": {"type": "text", "align": align, "dx": dx, "dy": -7},
+                "encoding": {"x": x, "y": y, "text": {"field": "name"}},
+            }
+            for those, align, dx in ((behind, "left", 8), (before, "right", -4))
+            if those
+        ),
         {
             "data": {"values": chosen},
             "mark": {"type": "point", "filled": True, "opacity": 1, "size": 130, "color": VERMILION,
