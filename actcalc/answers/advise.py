@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from actcalc.answers.advise_planned import PlannedFigure, planned_figure
 from actcalc.answers.command_words import replaced, run_words
 from actcalc.answers.header import RunAnswer, header, run_notes
 from actcalc.answers.judged import judged
@@ -192,6 +193,8 @@ class AdviceReport(RunAnswer):
     """The cheapest that fits; null where the run fits, or nothing makes it."""
     alternatives: tuple[CombinationFigure, ...]
     """Others that fit where the first changes what is trained: with host memory, say."""
+    planned: PlannedFigure | None
+    """Recomputation planned layer by layer; null where no plan is faster than the combination."""
     more_gpus: CombinationFigure | None
     """As few GPUs as hold it trained as it is: the fewest times its replicas, or powers of two of
     tp and pp; null where that was not needed, or none do."""
@@ -224,7 +227,8 @@ def advise_run(
     staged = advice.trials.staged
     work = StageMemory(staged, staged.first_policy)
     figure = replayed(work, work.figure(advice.need.stage))
-    first = _first(advice, list(given) if given is not None else run_words(run))
+    line = list(given) if given is not None else run_words(run)
+    first = _first(advice, line)
     time = _time(advice, efficiency)
     if tokens is not None and time is None:
         raise SpecError("--tokens need a step time, and none can be derived", "drop --tokens")
@@ -249,6 +253,7 @@ def advise_run(
         remedies=tuple(_worth(advice, first.remedies, figure)),
         combination=first.combination,
         alternatives=first.alternatives,
+        planned=planned_figure(advice, line, efficiency),
         more_gpus=first.more_gpus,
         spare=tuple(_bought(advice, one) for one in spare(advice)),
         time=time,

@@ -149,6 +149,7 @@ def _remedies(result: AdviceReport, units: str, above: tuple[str, ...]) -> Sheet
         above=above,
         below=(
             *_commands(result),
+            *_planned(result, units),
             *_range(result, units),
             *_time(result),
             *(
@@ -170,6 +171,18 @@ def _commands(result: AdviceReport) -> tuple[str, ...]:
     if best.launch_file is not None:
         lines.append(f"Written for {best.launch_file}: {'  '.join(best.launch_changes)}")
     return tuple(lines)
+
+
+def _planned(result: AdviceReport, units: str) -> tuple[str, ...]:
+    """Planned recomputation, where it is faster."""
+    one = result.planned
+    if one is None:
+        return ()
+    beside = f" beside {' '.join(one.changes)}" if one.changes else ""
+    return (
+        f"Recomputation planned layer by layer{beside}: {size(one.total_bytes, units)}, "
+        f"{slower(one.slowdown_ratio)}. Shown by: {one.command}",
+    )
 
 
 def _range(result: AdviceReport, units: str) -> tuple[str, ...]:

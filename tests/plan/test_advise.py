@@ -20,6 +20,7 @@ from actcalc.plan.changes import _FLAGS, words
 from actcalc.plan.cheapest import POLICY, Axes, Cheapest, merged
 from actcalc.plan.remedies import REMEDIES
 from actcalc.plan.trials import Trials
+from tests.agreement.asking import ask
 from tests.conftest import ROOT
 from tests.sweeps import sampled
 
@@ -362,3 +363,20 @@ def test_qlora_of_8b_on_24_gb_is_checkpointing_alone(cli):
     small = cli("advise", *ON_4090, *words, "--seq", 2048, "--json").json
     assert small["fits"]
     assert {one["name"] for one in small["spare"]} == {"longer sequence"}
+
+
+def test_planned_recompute_is_named_where_it_is_faster():
+    line = "gpt-22b --tp 8 --sp --seq 32768 --global-batch 8 --attention flash"
+    line += " --framework megatron --device a100-80gb"
+    found = ask("advise", *line.split())
+    best, planned = found["combination"], found["planned"]
+    assert 0 <= planned["slowdown_ratio"] < best["slowdown_ratio"]
+    assert planned["total_bytes"] <= found["budget_bytes"]
+    assert planned["changes"], "it lacks what the combination changes beside the policy"
+    shown = ask(*shlex.split(planned["command"])[1:])
+    assert shown["feasible"]
+    assert shown["peak_bytes"] == planned["total_bytes"]
+
+
+def test_no_plan_is_named_where_the_run_fits():
+    assert ask("advise", *["gpt2", "--device", "a100-80gb"])["planned"] is None
