@@ -107,6 +107,12 @@ def _notes(
             notes.append(f"Nothing is known of the runtime's own memory on {run.device.title}.")
     if run.layout.zero and replicas(run.layout, training, expert=False) == 1:
         notes.append(f"ZeRO {run.layout.zero} shards over one rank: it changes nothing here.")
+    captured = run.workload.kernels.cuda_graphs
+    if captured != "none":
+        notes.append(
+            f"CUDA graphs ({captured}): their private pools and static inputs, which micro-batches "
+            "share, are not modelled: figures are those of the run without graphs, and inexact."
+        )
     notes += _absent_gradients(figures)
     notes += _offloaded(work)
     if any(figure.last_rank_spare_bytes for figure in figures):

@@ -178,10 +178,11 @@ def _layer(ctx: Context, kind: LayerKind) -> Graph:
     graph = _own_size(ctx, kind) if kind.sizes else layer_graph(ctx, kind)
     if not ctx.workload.fp8_products:
         return graph
-    from actcalc.layers.core.fp8 import cast_before, cast_each_time, quantised
+    from actcalc.layers.core.fp8 import cast_at_source, cast_before, cast_each_time, quantised
 
     if ctx.framework.transformer_engine:
-        return quantised(graph)
+        at_source = ctx.workload.kernels.fp8_caching == "source"
+        return cast_at_source(quantised(graph)) if at_source else quantised(graph)
     if not ctx.framework.op_by_op:
         return graph
     return cast_before(graph) if ctx.tp else cast_each_time(graph)

@@ -63,6 +63,12 @@ def check_profile(profile: Framework, layout: Layout, workload: Workload) -> Non
             f"the {profile.name} profile has no fp8 recipe",
             "use --framework megatron, or --precision bf16",
         )
+    caching = workload.kernels.fp8_caching
+    if caching != "engine" and not (workload.fp8_products and profile.transformer_engine):
+        raise SpecError(
+            f"fp8_caching {caching} is of fp8 products in the layers of Transformer Engine",
+            "add --precision fp8 --framework megatron, or drop it",
+        )
     split = [n for n in ("tp", "pp", "cp", "ep") if getattr(layout, n) > 1]
     if split and not profile.model_parallel:
         degrees = ", ".join(f"{name} {getattr(layout, name)}" for name in split)

@@ -34,6 +34,10 @@ class KernelOptions(Spec):
     """Fuse bias and activation (bias_gelu_fusion, bias_swiglu_fusion)."""
     activation_func_fp8_input_store: bool = False
     """A fused SwiGLU keeps its input in fp8."""
+    fp8_caching: Literal["engine", "source"] = "engine"
+    """What fp8 products keep: engine, an fp8 copy of what they read, as Transformer Engine does;
+    source, one copy that is cast where it is made, so that a re-run module's is dropped too, SwiGLU
+    reading its input from it, and attention its output at 12 bits (DeepSeek-V3 report, 3.3.3)."""
     use_fused_weighted_squared_relu: bool = False
     """Experts' squared ReLU and routing weights are one kernel, which keeps its inputs."""
     moe_grouped_gemm: Literal["auto", "on", "off"] = "auto"

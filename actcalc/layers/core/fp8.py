@@ -13,6 +13,7 @@ input as it is and casts it again in backward. Its tensor-parallel styles with o
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
 from actcalc.layers.core.algebra import Expr
 from actcalc.layers.core.graph import DType, Graph, Op, Tensor
@@ -41,6 +42,50 @@ def quantised(graph: Graph) -> Graph:
                 outputs.append(copy)
         ops.append(replace(op, outputs=tuple(outputs), saves=tuple(saves)))
     return replace(graph, tensors=tensors, ops=tuple(ops))
+
+
+def cast_at_source(graph: Graph) -> Graph:
+    """A quantised graph as DeepSeek-V3 caches it (technical report, arXiv:2412.19437, 3.3.3).
+
+    What a product or SwiGLU reads is cast by the op that makes it, and kept once: where that op is
+    in a module that re-runs, the copy goes with its output. Attention's output, which its own
+    backward reads too, is kept once with 12 bits (E5M6).
+    """
+    tensors, made = dict(graph.tensors), dict(graph.producer)
+    copies: dict[str, str] = {}
+    for op in graph.ops:
+        for name in _cached(op, graph):
+            if name in made:
+                copies[name] = f"{name}_fp8"
+                wide = _read_by_core(graph, name)
+                shape = tensors[name].shape
+                shape = (*shape[:-1], shape[-1] * Fraction(3, 2)) if wide else shape
+                tensors[copies[name]] = Tensor(copies[name], shape, DType.FP8)
+    ops = []
+    for op in graph.ops:
+        own = _cached(op, graph)
+        swapped = {name: copies[name] for name in own if name in copies}
+        if op.kind == "core":
+            swapped |= {name: copies[name] for name in op.outputs if name in copies}
+        inputs = tuple(copies[n] if n in own and n in copies else n for n in op.inputs)
+        saves = dict.fromkeys(swapped.get(name, name) for name in op.saves)
+        kept = [name for name in op.outputs if name not in copies.values()]
+        outputs = (*kept, *(copies[name] for name in kept if name in copies))
+        ops.append(replace(op, inputs=inputs, outputs=outputs, saves=tuple(saves)))
+    return replace(graph, tensors=tensors, ops=tuple(ops))
+
+
+def _cached(op: Op, graph: Graph) -> tuple[str, ...]:
+    """What an op reads from an fp8 copy: a product its input, a fused activation its too."""
+    if _in_fp8(op):
+        return tuple(name for name in op.inputs if f"{name}_fp8" in op.saves)
+    if op.kind == "activation" and op.kernel == "fused":
+        return tuple(name for name in op.inputs[:1] if name in op.saves)
+    return ()
+
+
+def _read_by_core(graph: Graph, name: str) -> bool:
+    return any(op.kind == "core" and name in op.outputs and name in op.saves for op in graph.ops)
 
 
 def cast_each_time(graph: Graph) -> Graph:
