@@ -20,6 +20,7 @@ class Tower(Spec):
         "qwen2_vl_vision",
         "qwen2_5_vl_vision",
         "qwen3_vl_vision",
+        "internvl_vision",
     ]
     """The hub's ``model_type`` of the tower."""
     layers: Layers
@@ -40,6 +41,14 @@ class Tower(Spec):
     """The feed-forward has a gate projection (Qwen2.5-VL)."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     """Kind of normalisation."""
+    qkv_bias: bool = True
+    """Queries, keys and values have biases (not InternVL's larger tower)."""
+    qk_norm: bool = False
+    """Queries and keys are normed over their whole width (InternVL's larger tower)."""
+    layer_scale: bool = False
+    """Each part's output is multiplied by a learned scale of every channel (InternVL)."""
+    last_norm: bool = True
+    """A norm follows the last layer (none in InternVL3)."""
     positions: Count = 0
     """Learned positions that are interpolated to an image's grid (Qwen3-VL); 0: the type's own."""
     window: Count = 0
@@ -51,19 +60,19 @@ class Tower(Spec):
     (Qwen3-VL's DeepStack)."""
     unread: Count = 0
     """Layers at its end that run but whose output nobody reads (LLaVA reads the last but one)."""
-    projector: Literal["mlp", "pooled", "merger"] = "mlp"
+    projector: Literal["mlp", "pooled", "merger", "shuffled"] = "mlp"
     """Two products with an activation between them (LLaVA); patches averaged, normed and multiplied
-    by one matrix (Gemma 3); or squares of normed patches, side by side, through two products
-    (Qwen-VL)."""
+    by one matrix (Gemma 3); squares of normed patches, side by side, through two products
+    (Qwen-VL); or such squares normed as a whole (InternVL)."""
     merge: Size = 1
-    """Side in patches of the square that becomes one token (Qwen-VL: 2)."""
+    """Side in patches of the square that becomes one token (Qwen-VL, InternVL: 2)."""
     tokens: Size
     """Tokens that one image takes in the sequence."""
 
     @property
     def class_token(self) -> bool:
-        """A token without a patch leads the sequence (CLIP)."""
-        return self.family == "clip_vision_model"
+        """A token without a patch leads the sequence (CLIP, InternVL)."""
+        return self.family in ("clip_vision_model", "internvl_vision")
 
     @property
     def sees_itself(self) -> bool:

@@ -110,11 +110,62 @@ _QWEN_ACTIVATIONS = {
 }  # fmt: skip
 
 
+def _read_internvl(reading: Reading) -> None:
+    """InternVL's tower, of one size of image, and the squares that its projector reads."""
+    outer, vision = reading.outer, reading.outer.section("vision_config")
+    side = _side(vision, "image_size", 448) // _side(vision, "patch_size", 14)
+    patch = _side(vision, "patch_size", 14)
+    share = outer.number("downsample_ratio", 0.5)
+    merge = int(1 / share) if share else 0
+    if merge < 1 or side % merge:
+        raise outer.wrong("downsample_ratio", f"does not divide {side} patches", "use 0.5")
+    layer = outer.data.get("vision_feature_layer", -1)
+    if layer != -1:
+        raise outer.wrong("vision_feature_layer", "only the last layer's are described", "use -1")
+    named = vision.text("hidden_act") or "gelu"
+    if ACTIVATIONS.get(named) not in ("gelu", "gelu_tanh", "quick_gelu"):
+        raise vision.wrong("hidden_act", "no activation of a described tower", "use gelu")
+    kind = vision.text("norm_type") or "layer_norm"
+    if kind not in ("layer_norm", "rms_norm"):
+        raise vision.wrong("norm_type", "neither layer_norm nor rms_norm", "use one of them")
+    reading.fields["tower"] = {
+        "family": "internvl_vision",
+        "layers": vision.size(("num_hidden_layers",)) or 24,
+        "hidden": vision.size(("hidden_size",)) or 1024,
+        "heads": vision.size(("num_attention_heads",)) or 16,
+        "ffn": vision.size(("intermediate_size",)) or 4096,
+        "patches": (vision.size(("num_channels",)) or 3) * patch * patch,
+        "grid": side * side,
+        "activation": ACTIVATIONS[named],
+        "norm": "rmsnorm" if kind == "rms_norm" else "layernorm",
+        "qkv_bias": vision.flag("attention_bias", False),
+        "qk_norm": vision.flag("use_qk_norm", False),
+        "layer_scale": True,
+        "last_norm": not vision.flag("use_mean_pooling", True),
+        "projector": "shuffled",
+        "merge": merge,
+        "tokens": (side // merge) ** 2,
+    }
+
+
+def _side(vision: Values, key: str, usual: int) -> int:
+    """A side in pixels, of a square given by one number or by two."""
+    found = vision.items(key) if isinstance(vision.data.get(key), list | tuple) else None
+    if found is None:
+        return vision.size((key,)) or usual
+    if len(found) != 2 or found[0] != found[1]:
+        raise vision.wrong(key, "not a square", "give one number, or two that are equal")
+    return Values({key: found[0]}, vision.path).integer(key, 1, 65536)
+
+
 def read_tower(reading: Reading, outer_type: str) -> bool:
     """Set the tower's fields; False where the type's tower is not one that is described."""
     outer = reading.outer
     if outer_type in QWEN and outer.has("vision_config"):
         _read_qwen(reading, QWEN[outer_type])
+        return True
+    if outer_type == "internvl" and outer.has("vision_config"):
+        _read_internvl(reading)
         return True
     vision = outer.section("vision_config")
     family = vision.text("model_type") or ("siglip_vision_model" if outer_type == "gemma3" else "")

@@ -49,7 +49,8 @@ def tower_model(tower: Tower) -> Model:
         name="vision tower", family=tower.family, layers=tower.layers, hidden=tower.hidden,
         heads=tower.heads, ffn=tower.ffn, patches=tower.patches, max_positions=tower.sequence,
         activation=tower.activation, causal=False, tied=False, head="none",
-        norm=tower.norm, gated=tower.gated, packed_qkv=tower.packed,
+        norm=tower.norm, gated=tower.gated, packed_qkv=tower.packed, qkv_bias=tower.qkv_bias,
+        qk_norm="full" if tower.qk_norm else "none", layer_scale=tower.layer_scale,
         position="rotary" if tower.packed else "learned",
         window=tower.window**2, attention_pattern=kinds if windowed else (),
     )  # fmt: skip
@@ -64,7 +65,7 @@ def with_images(g: GraphBuilder, ctx: Context, tower: Tower, embedded: str) -> s
     inner = _inside(ctx, tower, max(images, 1))
     copy = _Copy(g, ctx, inner, max(images, 1), runs=images > 0)
     stream = copy.patches(tower)
-    if tower.class_token:
+    if tower.family == "clip_vision_model":
         stream = copy.norm("pre_norm", stream)
     if tower.window:
         stream = copy.reordered(tower, stream, "by_window")
@@ -82,7 +83,9 @@ def with_images(g: GraphBuilder, ctx: Context, tower: Tower, embedded: str) -> s
             features = copy.reordered(tower, features, "by_image")
         return _placed(g, ctx, embedded, features) if images else embedded
     # LLaVA reads a layer's output, before the last norm.
-    stream = copy.norm("post_norm", stream, read=tower.projector == "pooled")
+    if tower.last_norm:
+        read = tower.projector in ("pooled", "shuffled")
+        stream = copy.norm("post_norm", stream, read=read)
     features = _project(copy, tower, stream)
     return _placed(g, ctx, embedded, features) if images else embedded
 
@@ -137,10 +140,11 @@ class _Copy:
         if tower.packed:
             weights += self._interpolated(tower, rows, kept)
         else:
-            weights += [
-                Weight("position_embedding", (ONE * tower.sequence, hidden)),
-                Weight("class_token" if tower.class_token else "patch_embedding.bias", (hidden,)),
-            ]
+            weights.append(Weight("position_embedding", (ONE * tower.sequence, hidden)))
+            if tower.class_token:
+                weights.append(Weight("class_token", (hidden,)))
+            if tower.family != "clip_vision_model":
+                weights.append(Weight("patch_embedding.bias", (hidden,)))
         if inner.autocast:
             kept.append(self.g.tensor("pixels_cast", self.g.shape(pixels), inner.act))
             shape = (hidden, ONE * tower.patches)
@@ -173,7 +177,8 @@ class _Copy:
         builder = GraphBuilder(name)
         inner = self.inner
         source = builder.tensor("input", (inner.b, inner.s, inner.h), inner.stream)
-        out = norm(builder, inner, name, source, group=GROUP, modules=())
+        # The norms around the layers are LayerNorms, whatever those inside are.
+        out = norm(builder, inner, name, source, kind="layernorm", group=GROUP, modules=())
         made = self.layer(builder.build(source, out), "tower_", stream, read=read)
         return made if read else stream
 
@@ -277,7 +282,9 @@ def _project(copy: _Copy, tower: Tower, stream: str) -> str:
     hidden = ONE * tower.hidden
     before = len(g.ops)
     rows = (*copy.shape((copy.inner.b,)), ONE * tower.tokens)
-    if tower.projector == "mlp":
+    if tower.projector == "shuffled":
+        out = _shuffled(copy, tower, stream, rows)
+    elif tower.projector == "mlp":
         if tower.class_token and copy.inner.workload.micro_batch > 1:
             # Without the class token the patches of several images are no view.
             patches = g.tensor("tower_patches", (*rows, hidden), g.dtype(stream))
@@ -302,3 +309,18 @@ def _project(copy: _Copy, tower: Tower, stream: str) -> str:
     if not copy.runs:
         g.ops[before:] = [still(replace(op, flops=Expr.of(0))) for op in g.ops[before:]]
     return out
+
+
+def _shuffled(copy: _Copy, tower: Tower, stream: str, rows: tuple[Expr, ...]) -> str:
+    """Append InternVL's projector: squares of patches, copied side by side, are normed first."""
+    g, ctx = copy.g, copy.ctx
+    width = ONE * (tower.hidden * tower.merge**2)
+    squares = g.tensor("tower_squares", (*rows, width), g.dtype(stream))
+    g.op("shuffle", "copy", PROJECTOR, [stream], [squares])
+    normed = norm(
+        g, copy.inner, "project_norm", squares, kind="layernorm", group=PROJECTOR, modules=()
+    )
+    narrow = linear(g, ctx, "project_in", PROJECTOR, normed, inside=width, outside=ctx.h, bias=True)
+    active = g.tensor("project_active", (*rows, ctx.h), g.dtype(narrow))
+    g.op("project_activation", "activation", PROJECTOR, [narrow], [active], saves=[narrow])
+    return linear(g, ctx, "project_out", PROJECTOR, active, inside=ctx.h, outside=ctx.h, bias=True)
