@@ -152,7 +152,7 @@ def resolve(
         policies=asked,
         warnings=(
             *origin.warnings,
-            *_still_assumed(origin, {"layout": given, "workload": asked_work}),
+            *_still_assumed(origin, {"layout": given, "workload": asked_work, "training": tuning}),
             *moved,
             *left_out,
             *_idle_dropout(spec, work, step),

@@ -55,7 +55,9 @@ def runs(draw: Any) -> tuple[str, dict[str, Any]]:
         work["precision"] = draw(st.sampled_from(["bf16", "amp-bf16", "amp-fp16", "fp32"]))
         work["attention"] = draw(st.sampled_from(["eager", "sdpa", "flash"]))
         training["optimizer"] = draw(st.sampled_from(["adamw", "adam8bit", "adafactor"]))
-        training["loss"] = draw(st.sampled_from(["auto", "fused"]))
+        losses = ["auto", "fused", "full", "chunked", "recomputed", "tiled", "in-place"]
+        training["loss"] = draw(st.sampled_from(losses))
+        work["lengths"] = draw(st.sampled_from(["", "", "256:3,1024:1"]))
         if draw(st.booleans()):
             training["lora_rank"] = draw(st.sampled_from([8, 64]))
             targets = ["all", "attention", "mlp", "q+v", "q_proj,down_proj", "all+lm_head",
@@ -64,6 +66,9 @@ def runs(draw: Any) -> tuple[str, dict[str, Any]]:
             training["dora"] = draw(st.booleans())
             training["train"] = draw(st.sampled_from([(), ("norms",), ("embeddings", "head")]))
             training["base_bits"] = draw(st.sampled_from([4, 16]))
+        elif draw(st.booleans()):
+            training["freeze"] = draw(st.sampled_from([1, 5, -3]))
+            training["train"] = draw(st.sampled_from([(), ("layers",), ("embeddings",)]))
         training["objective"] = draw(
             st.sampled_from(["sft", "sft", "dpo", "kto", "grpo", "reward"])
         )
@@ -134,6 +139,10 @@ WRITTEN = [
     ("fsdp", "llama-3-8b --dp 16 --zero 3 --recipe fsdp --policy full --attention flash"),
     ("axolotl", "llama-3.1-8b --lora-rank 32 --set base_bits=4 --optimizer adam8bit --policy full "
      "--attention flash"),
+    ("axolotl", "qwen2.5-7b --freeze 20 --loss chunked"),
+    ("axolotl", "llama-3.1-8b --freeze -4 --train layers --policy full"),
+    ("axolotl", "qwen3-0.6b --freeze 10 --train embeddings"),
+    ("yaml", "qwen2.5-7b --lengths 512:3,4096:1 --micro-batch 2 --loss recomputed"),
     ("axolotl", "qwen3-0.6b --dp 8 --zero 2 --recipe fsdp --policy full"),
     ("yaml", "mixtral-8x7b --tp 4 --sp --ep 2 --dp 2 --optimizer muon --device h100-80gb"),
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from actcalc.io.readers.beside import beside, missing
 from actcalc.io.readers.document import Document
 from actcalc.io.readers.part import Part
 from actcalc.io.readers.settings import LeftOut, Settings
+from actcalc.io.readers.unfrozen import unfrozen
 from actcalc.io.readers.words import attention, optimizer, saved_modules, targets
 
 IDLE = (
@@ -32,7 +33,6 @@ IDLE = (
 )
 LEFT_OUT: LeftOut = (
     ("torch_compile", "fuses kernels: less memory and time", ()),
-    ("unfrozen_parameters", "trains some parameters alone: fewer states", ()),
     ("lora_target_parameters", "puts adapters on parameters of experts", ()),
     ("relora", "merges adapters while it trains", ()),
     ("tiled_mlp", "runs the feed-forward in parts: less memory", ()),
@@ -42,6 +42,9 @@ LEFT_OUT: LeftOut = (
     ("qat", "trains with fake quantisation", ()),
     ("s2_attention", "runs other attention kernels", ()),
 )
+
+
+CHUNKS = 8  # axolotl/utils/schemas/config.py chunked_cross_entropy_num_chunks
 
 
 def recognises(data: Mapping[str, Any]) -> bool:
@@ -67,6 +70,7 @@ def read(data: Mapping[str, Any], where: Document) -> Part:
     _types(s, given)
     _kernels(s, given, notes)
     _adapter(s, given, notes)
+    _unfrozen(s, given, notes)
     _checkpointing(s, given, notes)
     if s.has("optimizer"):
         field, told, needs = optimizer(s.text("optimizer"), "transformers",
@@ -125,7 +129,7 @@ def _kernels(s: Settings, given: dict[str, Any], notes: list[str]) -> None:
         given["training.loss"] = "fused"
     elif s.flag("chunked_cross_entropy"):
         given["training.loss"] = "chunked"
-        chunks = s.number("chunked_cross_entropy_num_chunks", default=8, least=1)
+        chunks = s.number("chunked_cross_entropy_num_chunks", default=CHUNKS, least=1)
         given["training.loss_chunks"] = chunks
 
 
@@ -155,6 +159,18 @@ def _adapter(s: Settings, given: dict[str, Any], notes: list[str]) -> None:
     field, told = saved_modules(s, "lora_modules_to_save")
     given |= field
     notes += told
+
+
+def _unfrozen(s: Settings, given: dict[str, Any], notes: list[str]) -> None:
+    listed = s.get("unfrozen_parameters")
+    if not listed or given.get("training.lora_rank"):
+        return
+    fields = unfrozen([str(each) for each in listed]) if isinstance(listed, list) else None
+    if fields is None:
+        notes.append("unfrozen_parameters is not modelled; it trains some parameters alone: fewer "
+                     "states.")  # fmt: skip
+    else:
+        given |= fields
 
 
 def _checkpointing(s: Settings, given: dict[str, Any], notes: list[str]) -> None:

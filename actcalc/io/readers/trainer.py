@@ -130,6 +130,8 @@ class _Arguments:
         self._sequence()
         if s.flag("use_liger_kernel", "use_liger", "use_liger_loss"):
             self._liger()
+        else:
+            self._head()
         self._sharding()
         usual = {
             "framework": "transformers",
@@ -143,6 +145,15 @@ class _Arguments:
             kind="trl" if self.trl else "transformers", name=self.where.name, given=given,
             usual=usual, notes=notes, assumed=self.assumed, needs=self.needs, more=tuple(self.more),
         )  # fmt: skip
+
+    def _head(self) -> None:
+        """TRL's supervised trainer made all logits before 1.16, and tiles of them since."""
+        if self.trl and self.given.get("training.objective", "sft") == "sft":
+            self.assumed.setdefault(
+                "training.loss",
+                "All logits are counted, as TRL made them before 1.16 (--loss tiled for 1.16, which "
+                "makes none).",
+            )
 
     def _liger(self) -> None:
         """Liger's head: fused for next tokens; for log-probabilities TRL's tiles, as alike."""

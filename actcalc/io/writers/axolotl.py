@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from actcalc.errors import SpecError
+from actcalc.io.readers.axolotl import CHUNKS
+from actcalc.io.readers.unfrozen import patterns_of
 from actcalc.io.writers.hugging import (
     _check,
     accumulation,
@@ -39,6 +41,8 @@ def write(run: Run) -> str:
         **_adapter(run),
         **_sharding(run),
     }
+    if not training.lora_rank and (training.freeze or training.train):
+        data["unfrozen_parameters"] = _unfrozen(run)
     if training.objective in ("dpo", "kto"):
         data["rl"] = training.objective
     elif training.objective == "reward":
@@ -50,7 +54,7 @@ def write(run: Run) -> str:
         data["liger_fused_linear_cross_entropy"] = True
     elif training.loss == "chunked":
         data["chunked_cross_entropy"] = True
-        data["chunked_cross_entropy_num_chunks"] = training.loss_chunks
+        data["chunked_cross_entropy_num_chunks"] = training.loss_chunks or CHUNKS
     text: str = yaml.safe_dump(data, sort_keys=False)
     return text
 
@@ -64,6 +68,21 @@ def _types(run: Run) -> dict[str, Any]:
     if name == "fp32":
         return {"bf16": False, "fp16": False}
     raise SpecError(f"--emit axolotl: it has no precision {name}", "use --precision bf16")
+
+
+def _unfrozen(run: Run) -> list[str]:
+    """Patterns of what is trained: the last layers, and what lies around them."""
+    training, model = run.training, run.model
+    first = training.freeze if training.freeze >= 0 else model.depth + training.freeze
+    parts = ("norm", "head", *training.train) if "layers" not in training.train else ()
+    if not set(training.train) <= {"layers", "embeddings"}:
+        raise SpecError(
+            f"--emit axolotl: its patterns of {', '.join(training.train)} are not written",
+            "train layers, or write --emit yaml",
+        )
+    if "layers" in training.train:
+        parts = tuple(part for part in training.train if part != "layers")
+    return patterns_of(first, model.depth, parts)
 
 
 def _adapter(run: Run) -> dict[str, Any]:

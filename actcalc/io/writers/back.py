@@ -98,6 +98,10 @@ def _fields(run: Run) -> dict[str, Any]:
     }
     if run.training.recipe == "auto" and run.workload.precision in ("bf16", "fp16"):
         fields["training.recipe"] = run.framework.recipe
+    if run.training.freeze < 0:
+        fields["training.freeze"] = run.model.depth + run.training.freeze
+    if run.training.loss == "chunked":
+        fields["training.loss_chunks"] = run.training.loss_chunks or 8
     fields["framework"] = str(run.framework)
     words = (run.policies or ("none",))[0].split("+")
     fields["policy"] = "+".join(ALIASES.get(word, word) for word in words)
