@@ -1,161 +1,130 @@
-"""What other estimators of training memory say of the runs that Megatron-LM's CI measured.
+"""Layouts a second of other calculators, each on as much of one grid as it does in some seconds.
 
-    python -m benchmarks.peers --cookbook FILE --llm-analysis PYTHON > tests/data/peers_memory.json
-
-``FILE`` is ``calc/calc_transformer_mem.py`` of EleutherAI/cookbook, ``PYTHON`` an interpreter that
-has llm-analysis installed. What is not given is skipped, with the reason on stderr. Each estimator
-is told all of a run that it has an option for; the runs are those of
-``tests/data/megatron_estimator.json``, whose measured peak is that of the whole model's one stage.
+The grid is GPT-3 175B on 1,024 GPUs with 1,536 sequences a step: tensor and pipeline degrees,
+micro-batches and recomputation, as far as a calculator has them. calculon evaluates them by the
+function of its own search; llm-analysis and SimuMax layout by layout, as their examples do. A
+calculator that is not installed is skipped, with the reason.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import re
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
+import contextlib
+import importlib
+import io
+import itertools
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-from tests.published.memory_cases import DATA, ci_arguments
-
-Arguments = Mapping[str, Any]
-_ENVIRON = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-
-LLM_ANALYSIS = """
-import json, logging, sys
-logging.disable(logging.CRITICAL)
-from llm_analysis.analysis import ActivationRecomputation, DSZeRO, LLMAnalysis
-from llm_analysis.config import (DtypeConfig, ModelConfig, ParallelismConfig,
-                                 get_gpu_config_by_name)
-asked = json.load(sys.stdin)
-training = asked["training"]
-training["activation_recomputation"] = ActivationRecomputation(training["activation_recomputation"])
-training["ds_zero"] = DSZeRO(training["ds_zero"])
-analysis = LLMAnalysis(ModelConfig(**asked["model"]), get_gpu_config_by_name("h100-sxm-80gb"),
-                       DtypeConfig(), ParallelismConfig(**asked["layout"]))
-print("total", analysis.training(**training)["(weight+op_state+grad+act)_memory_per_gpu"])
-"""
+GPUS, BATCH, LAYERS = 1024, 1536, 96
+DEGREES = [
+    (tp, pp, GPUS // tp // pp, size)
+    for tp in (1, 2, 4, 8)
+    for pp in (1, 2, 4, 8, 16, 32)
+    for size in (1, 2, 4, 8)
+    if BATCH % (GPUS // tp // pp * size) == 0
+]
+"""tp, pp, dp and micro-batch."""
 
 
-def degrees(run: Arguments) -> dict[str, int]:
-    """World size and degrees of a run."""
-    tp, cp = (int(run.get(f"{name}-parallel-size", 1)) for name in ("tensor-model", "context"))
-    ep = int(run.get("expert-model-parallel-size", 1))
-    world = int(run["world-size"])
-    return {"world": world, "tp": tp, "cp": cp, "ep": ep, "dp": world // (tp * cp)}
+def calculon() -> Iterator[int]:
+    """Layouts evaluated, after each of its searches: one for tp, pp, chunks and policy."""
+    import calculon as package
+    from calculon.llm import Llm
+    from calculon.llm.optimal_execution import OptimalExecution
+    from calculon.system import System
+
+    root = Path(package.__file__).parents[1]
+    app = Llm.Application(package.io.read_json_file(str(root / "models/gpt3-175B.json")))
+    system = System(package.io.read_json_file(str(root / "systems/a100_80g.json")))
+    count = 0
+    for tp, pp, dp, _ in DEGREES:
+        for chunks in Llm.get_valid_pipeline_interleavings(app.num_blocks, pp):
+            for policy, sharded in itertools.product(("full", "attn_only", "none"), (True, False)):
+                found = OptimalExecution.search(
+                    False, 1, False, GPUS, BATCH, "float16", app, system, tp, pp, dp, chunks,
+                    BATCH, policy, sharded, "rs_ag", "true", False, True, True,
+                )  # fmt: skip
+                count += found[1]
+                yield count
 
 
-def ffn(run: Arguments) -> int:
-    """Width of a feed-forward layer, or of an expert's."""
-    own = run.get("moe-ffn-hidden-size") or run.get("ffn-hidden-size")
-    return int(own or 4 * run["hidden-size"])
+def llm_analysis() -> Iterator[int]:
+    """Layouts evaluated, after each."""
+    from llm_analysis.analysis import train
+
+    policies = range(4)
+    for count, (degrees, policy) in enumerate(itertools.product(DEGREES, policies), start=1):
+        tp, pp, dp, size = degrees
+        with contextlib.suppress(AssertionError, ValueError, ZeroDivisionError):
+            train(
+                model_name="megatron-lm-175b", gpu_name="a100-sxm-80gb", log_level="ERROR",
+                batch_size_per_gpu=size, global_batch_size=BATCH, seq_len=2048,
+                activation_recomputation=policy, tp_size=tp, pp_size=pp, sp_size=tp, dp_size=dp,
+                total_num_gpus=GPUS,
+            )  # fmt: skip
+        yield count
 
 
-def cookbook(script: str, run: Arguments) -> float:
-    """Bytes of a GPU by calc_transformer_mem.py, which prints hundredths of a GiB."""
-    by, hidden, heads = degrees(run), int(run["hidden-size"]), int(run["num-attention-heads"])
-    options = {
-        "num-gpus": by["world"], "tensor-parallel-size": by["tp"],
-        "zero-stage": int(bool(run.get("use-distributed-optimizer"))),
-        "batch-size-per-gpu": run["micro-batch-size"],
-        "sequence-length": run["seq-length"] // by["cp"], "vocab-size": run["vocab-size"],
-        "hidden-size": hidden, "num-attention-heads": heads, "num-layers": run["num-layers"],
-        "ffn-expansion-factor": ffn(run) / hidden, "num-mlp-linears": 3 if "swiglu" in run else 2,
-        "kv-size-ratio": run.get("num-query-groups", heads) / heads,
-        "num-experts": run.get("num-experts", 0), "expert-parallelism": by["ep"],
-    }  # fmt: skip
-    words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
-    words += ["--partition-activations"] if run.get("sequence-parallel") else []
-    words += ["--checkpoint-activations"] if run.get("recompute-granularity") == "full" else []
-    out = _ran([sys.executable, script, *words])
-    return 2**30 * float(re.findall(r"Per-GPU Memory Required for Training: ([\d.]+)", out)[0])
-
-
-def llm_analysis(python: str, run: Arguments) -> float:
-    """Bytes of a GPU by LLMAnalysis.training: weights, states, gradients and activations."""
-    by = degrees(run)
-    recompute = {"selective": 1, "full": 2}.get(str(run.get("recompute-granularity")), 0)
-    asked = {
-        "model": {
-            "name": "run", "num_layers": run["num-layers"], "n_head": run["num-attention-heads"],
-            "hidden_dim": run["hidden-size"], "vocab_size": run["vocab-size"],
-            "max_seq_len": run["seq-length"], "ffn_embed_dim": ffn(run),
-            "num_key_value_heads": run.get("num-query-groups", run["num-attention-heads"]),
-            "moe_num_experts": run.get("num-experts", 1),
-            "moe_top_k": run.get("moe-router-topk", 1) if "num-experts" in run else 1,
-        },
-        "layout": {"tp_size": by["tp"], "dp_size": by["dp"] * by["cp"], "ep_size": by["ep"],
-                   "sp_size": by["tp"] if run.get("sequence-parallel") else 1},
-        "training": {
-            "batch_size_per_gpu": run["micro-batch-size"], "seq_len": run["seq-length"] // by["cp"],
-            "activation_recomputation": recompute,
-            "ds_zero": int(bool(run.get("use-distributed-optimizer"))),
-            "flash_attn": run.get("attention-backend") != "unfused",
-            "softmax_dropout": run.get("attention-dropout", 0.1) != 0,
-            "mlp_gated_linear_units": "swiglu" in run,
-        },
-    }  # fmt: skip
-    out = _ran([python, "-c", LLM_ANALYSIS], json.dumps(asked))
-    return float(re.findall(r"^total (.*)$", out, re.MULTILINE)[0])
-
-
-def _ran(command: list[str], given: str = "") -> str:
-    done = subprocess.run(
-        command, input=given, capture_output=True, text=True, check=False, env=_ENVIRON
+def simumax() -> Iterator[int]:
+    """Layouts evaluated, after each."""
+    from simumax.core.config import ModelConfig, StrategyConfig, SystemConfig
+    from simumax.core.perf_llm import PerfLLM
+    from simumax.utils import (
+        get_simu_model_config,
+        get_simu_strategy_config,
+        get_simu_system_config,
     )
-    if done.returncode:
-        raise ValueError((done.stderr.strip().splitlines() or ["no reason given"])[-1][:200])
-    return done.stdout
+
+    plain = StrategyConfig.read_json_file(get_simu_strategy_config("tp2_pp1_dp4_mbs1"))
+    model = ModelConfig.init_from_config_file(get_simu_model_config("gpt3-175b"))
+    system = SystemConfig.init_from_config_file(get_simu_system_config("a100_pcie"))
+    for count, (tp, pp, dp, size) in enumerate(DEGREES, start=1):
+        strategy = {
+            **plain, "tp_size": tp, "pp_size": pp, "world_size": GPUS, "micro_batch_size": size,
+            "micro_batch_num": BATCH // dp // size, "enable_sequence_parallel": tp > 1,
+        }  # fmt: skip
+        perf = PerfLLM()
+        perf.configure(
+            strategy_config=StrategyConfig.init_from_dict(strategy),
+            model_config=model, system_config=system,
+        )  # fmt: skip
+        perf.run_estimate()
+        perf.analysis_mem()
+        perf.analysis_cost()
+        yield count
 
 
-def estimated(estimate: Callable[[Arguments], float]) -> dict[str, Any]:
-    """Bytes by case; of what an estimator refuses, its reason."""
-    names = json.loads((DATA / "megatron_estimator.json").read_text("utf-8"))["total_bytes"]
-    found: dict[str, Any] = {"total_bytes": {}, "refused": {}}
-    for case in json.loads((DATA / "megatron_ci_memory.json").read_text("utf-8"))["cases"]:
-        name = case["id"].removeprefix("mlm-golden/")
-        if name not in names:
+PEERS: dict[str, tuple[str, Callable[[], Iterator[int]]]] = {
+    "calculon": ("calculon", calculon),
+    "llm-analysis": ("llm_analysis", llm_analysis),
+    "SimuMax": ("simumax", simumax),
+}
+"""Name, the module that has to be there, and what evaluates layouts."""
+
+
+def rate(evaluate: Callable[[], Iterator[int]], seconds: float) -> tuple[int, float]:
+    """Layouts that were evaluated within so many seconds of one core, and the seconds taken."""
+    began, done = time.process_time(), 0
+    with contextlib.redirect_stdout(io.StringIO()):
+        for count in evaluate():
+            done = count
+            if time.process_time() - began > seconds:
+                break
+    return done, time.process_time() - began
+
+
+def lines(seconds: float = 10.0) -> Iterator[str]:
+    """What each calculator does, or why it is skipped."""
+    for name, (module, evaluate) in PEERS.items():
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            yield f"{name}: skipped, {error}"
             continue
         try:
-            found["total_bytes"][name] = round(estimate(ci_arguments(case)))
-        except ValueError as error:
-            found["refused"][name] = str(error)
-    return found
-
-
-def main() -> int:
-    """Print the figures of each estimator that is there."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--cookbook", help="calc_transformer_mem.py of EleutherAI/cookbook")
-    parser.add_argument("--cookbook-commit", default="unknown")
-    parser.add_argument("--llm-analysis", help="an interpreter that has llm-analysis")
-    given = parser.parse_args()
-    found: dict[str, Any] = {}
-    if given.cookbook and Path(given.cookbook).is_file():
-        script = given.cookbook
-        source = f"EleutherAI/cookbook at {given.cookbook_commit}, calc/calc_transformer_mem.py"
-        found["calc_transformer_mem"] = {
-            "source": source,
-            **estimated(lambda run: cookbook(script, run)),
-        }
-    else:
-        print("skipped: no --cookbook FILE", file=sys.stderr)
-    if given.llm_analysis:
-        python = given.llm_analysis
-        version = "from importlib.metadata import version; print(version('llm-analysis'))"
-        found["llm-analysis"] = {
-            "source": f"llm-analysis {_ran([python, '-c', version]).strip()}, LLMAnalysis.training",
-            **estimated(lambda run: llm_analysis(python, run)),
-        }
-    else:
-        print("skipped: no --llm-analysis PYTHON", file=sys.stderr)
-    print(json.dumps(found, indent=1))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            count, taken = rate(evaluate, seconds)
+        except Exception as error:  # another version than its driver knows
+            yield f"{name}: skipped, {type(error).__name__}: {str(error)[:200]}"
+            continue
+        yield f"{name}: {count:,} layouts in {taken:.1f} s of one core, {count / taken:,.1f}/s"

@@ -3,14 +3,13 @@
 ``python -m benchmarks.search`` prints one line per grid: layouts, seconds on one core, rate, peak
 memory of the process, and the share of the target. Every layout has its memory with the true peak
 of its fullest stage; the time of its step has every one (``everything``) or every one that fits.
-With ``--peers`` calculon, llm-analysis and SimuMax are timed on as much of the same grid as their
-own search takes, where they are installed.
+With ``--peers`` calculon, llm-analysis and SimuMax are timed, too, where they are installed
+(:mod:`benchmarks.peers`).
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import resource
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from typing import NamedTuple
 from actcalc.io.runs import load_run
 from actcalc.search.find import find
 from actcalc.search.space import Space
+from benchmarks import peers
 
 
 class Grid(NamedTuple):
@@ -90,15 +90,6 @@ def report_commands() -> None:
         print(f"actcalc {command}: {seconds:.2f} s of one core, the whole process")
 
 
-PEERS = {"calculon": "calculon", "llm-analysis": "llm_analysis", "SimuMax": "simumax"}
-
-
-def report_peers() -> None:
-    for name, module in PEERS.items():
-        there = importlib.util.find_spec(module) is not None
-        print(f"{name}: {'installed, but no driver is written' if there else 'not installed'}")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("grids", nargs="*", help="words of the grids' names; all if none is given")
@@ -111,7 +102,8 @@ def main() -> int:
     if asked.commands:
         report_commands()
     if asked.peers:
-        report_peers()
+        for line in peers.lines():
+            print(line)
     return 0
 
 
