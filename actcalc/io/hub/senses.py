@@ -35,9 +35,9 @@ def _encoder_decoder(reading: Reading) -> None:
     fields["layers"] = values.size(("decoder_layers",), MAX_LAYERS) or fields["layers"]
     for what, name in (("attention_heads", "heads"), ("ffn_dim", "ffn")):
         key = f"decoder_{what}"
-        if (values.size((key,)) or fields[name]) != fields[name]:
+        if (values.size((key,)) or fields.get(name)) != fields.get(name):
             raise values.wrong(
-                key, f"not the encoder's {fields[name]}: halves of one width are described",
+                key, f"not the encoder's {fields.get(name)}: halves of one width are described",
                 _MEASURE,
             )  # fmt: skip
     for key in ("encoder_layerdrop", "decoder_layerdrop"):

@@ -151,7 +151,7 @@ class _Arguments:
         if self.trl and self.given.get("training.objective", "sft") == "sft":
             self.assumed.setdefault(
                 "training.loss",
-                "All logits are counted, as TRL made them before 1.16 (--loss tiled for 1.16, which "
+                "All logits are counted, as TRL made them before 1.16 (--loss tiled for 1.16, that "
                 "makes none).",
             )
 
