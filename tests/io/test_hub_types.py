@@ -91,3 +91,11 @@ def test_refused_even_with_every_llama_key(model_type):
     config |= {"num_hidden_layers": 2, "num_attention_heads": 4, "rms_norm_eps": 1e-6}
     with pytest.raises(SpecError, match="cannot be described"):
         read_config(config)
+
+
+@pytest.mark.parametrize("name", ["FluxTransformer2DModel", "SD3Transformer2DModel"])
+def test_diffusion_transformers_are_measured_as_modules(name):
+    config = {"_class_name": name, "num_layers": 2, "num_attention_heads": 4}
+    with pytest.raises(SpecError, match="class of diffusers") as caught:
+        read_config(config)
+    assert "measure --module" in (caught.value.hint or "")

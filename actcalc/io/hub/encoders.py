@@ -191,6 +191,11 @@ SIGLIP_TEXT = replace(
 ENCODERS: dict[str, Family] = {
     "bart": BART,
     "mbart": MBART,
+    "plbart": replace(BART, code=_code("plbart")),
+    "blenderbot": replace(
+        MBART, code=_code("blenderbot"), facts={**MBART.facts, "embedding_norm": False},
+        defaults={"positions": 128}, adjust=("encoder_decoder",),
+    ),
     "whisper": WHISPER,
     "modernbert": MODERNBERT,
     "deberta-v2": DEBERTA_V2,

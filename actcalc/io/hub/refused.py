@@ -13,7 +13,6 @@ _LINEAR = "it has linear_attention layers (a recurrent state, not attention scor
 _CONV = "it mixes short-convolution layers with attention"
 _RECURRENT = "its layers are recurrent, not attention"
 _SPARSE = "its attention picks keys by a learned indexer"
-_BART = "its decoder and encoder keep position tables and norms of their own"
 _VISION = "vision backbones of this kind are not described"
 
 # Layer kinds are stated by each type's modelling code in transformers 5.24 (or, where it has
@@ -63,6 +62,9 @@ REFUSED: dict[str, str] = {
     "modernbert-decoder": "its first layer has no norm and its head no bias",
     "deberta": "its disentangled attention packs projections that DeBERTa-v2 has apart",
     "xlnet": "its two-stream attention is not described",
+    "led": "its encoder's attention is windowed with global tokens",
+    "moonshine": "an encoder of raw sound through three convolutions",
+    "blenderbot-small": "a decoder that adds positions after its embedding's norm",
     "reformer": "its layers are reversible, with hashed attention",
     "longformer": "its attention is windowed with global tokens",
     "big_bird": "its attention is block-sparse",
@@ -73,10 +75,9 @@ REFUSED: dict[str, str] = {
     "xlm-roberta-xl": "a pre-norm encoder with a final norm before the masked-LM head",
     **dict.fromkeys(
         (
-            "pegasus", "blenderbot", "blenderbot-small", "marian", "m2m_100",
-            "plbart", "led", "nllb-moe", "speech_to_text", "moonshine",
+            "pegasus", "marian", "m2m_100", "nllb-moe", "speech_to_text",
         ),
-        f"an encoder-decoder of the BART kind: {_BART}",
+        "an encoder-decoder whose positions are sinusoids that are not trained",
     ),
     **dict.fromkeys(
         (
@@ -116,6 +117,14 @@ ATTENTION_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", 
 
 def refuse(model_type: str, values: Values) -> None:
     """Raise ``SpecError`` naming the layer type when no graph describes this configuration."""
+    other = values.data.get("_class_name")
+    if isinstance(other, str) and not model_type:
+        raise SpecError(
+            f"{shown(other)} is a class of diffusers, whose blocks no graph here describes",
+            "measure it: write a function that returns (module, inputs), then "
+            "actcalc measure --module FILE.py:FUNCTION --save layer.json, and actcalc compare and "
+            "plan layer.json",
+        )
     family = FAMILIES.get(ALIASES.get(model_type, model_type))
     mixers = family.mixers if family else ()
     reason = REFUSED.get(model_type)
