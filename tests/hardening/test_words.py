@@ -232,3 +232,11 @@ def test_bytes_are_whole_numbers(line, cli):
     sizes = [(k, v) for k, v in leaves(json.loads(found.out)) if k.endswith("_bytes")]
     assert sizes or line.startswith("explain")
     assert not [each for each in sizes if isinstance(each[1], float) and each[0] not in BROKEN]
+
+
+def test_the_replays_limits_are_those_of_the_page():
+    from actcalc.memory.replay import _MOST, _PIECES
+
+    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    assert f"that the allocator's replay looks at | {_MOST} |" in page
+    assert f"requests inside one op, in that replay | {_PIECES} |" in page
