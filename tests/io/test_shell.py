@@ -103,3 +103,10 @@ def test_what_is_left_open_ends(tmp_path):
     """A quote or backtick that is never closed inside a text ends the word, not the reader."""
     script = follow('echo "`pwd"\nX="a`"\nshow "$X"\neval "echo \'"', "x.sh")
     assert any("does not read" in note for note in script.notes)
+
+
+def test_quotes_around_a_list_of_layers():
+    """A YAML of arguments quotes the word that a shell would get."""
+    from actcalc.io.megatron.layers import frequency
+
+    assert frequency("'([0]*1+[1]*3)'", 4) == [0, 1, 1, 1]

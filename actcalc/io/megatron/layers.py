@@ -106,7 +106,7 @@ def hybrid(o: Options) -> dict[str, Any]:
 
 def frequency(text: str, layers: int) -> list[int]:
     """``moe-layer-freq``: every n-th layer, or a list written like ``([0]*3+[1]*11)``."""
-    word = text.replace(" ", "")
+    word = re.sub(r"[ '\"]", "", text[:_LONGEST])  # quotes stay where YAML quotes a shell's word
     if re.fullmatch(r"\d{1,6}", word):
         every = max(1, int(word))
         return [1 if index % every == 0 else 0 for index in range(layers)]
