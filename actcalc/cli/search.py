@@ -190,13 +190,14 @@ def search(
         origin = options.origin(models)
         result, space, shares = found(origin, options, memory, timing, search, progress)
     from actcalc.answers.search import all_rows, answer, listed
-    from actcalc.answers.search_planned import planned
     from actcalc.render.search import search_sheets
 
     whole = output.output is not None and name == "json" and shown == "different"
 
     refined: Search | None = None
     if search.plan:
+        from actcalc.answers.search_planned import planned
+
         with bar("planning") as progress:
             refined = planned(result, space, search.top, shares, progress)
 

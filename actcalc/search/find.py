@@ -30,7 +30,7 @@ from actcalc.specs.workload import Workload
 Progress = Callable[[int, int], None]
 """Told how many of how many cuts have been looked at."""
 _SPLITS = 512  # splits whose lanes are worked out before any row is
-_SINGLE_BATCHES = 256  # batches whose rows are evaluated one by one before any is handed on
+_SINGLE_BATCHES = 4  # batches whose rows are evaluated one by one before any is handed on
 _ALONE = {
     "tp": 1, "sp": False, "pp": 1, "vpp": 1, "cp": 1, "ep": 1, "etp": None, "dp": 1, "zero": 0,
     "schedule": None, "layers_per_stage": (), "microbatch_group": None,
@@ -222,14 +222,9 @@ class _Search:
         yield 0, []
         for index, cut in enumerate(every):
             some = runnable(cut, tables[cut.pp])
-            found = self._cut(index, cut, some, lanes, layouts) if len(some) else ()
-            yield (
-                index + 1,
-                [
-                    one._replace(rows=one.rows._replace(lane=one.rows.lane + offset))
-                    for one in found
-                ],
-            )
+            for one in self._cut(index, cut, some, lanes, layouts) if len(some) else ():
+                yield index, [one._replace(rows=one.rows._replace(lane=one.rows.lane + offset))]
+            yield index + 1, []
 
     def _cut(
         self, index: int, cut: Cut, batches: Batches, lanes: Lanes, layouts: Layouts
