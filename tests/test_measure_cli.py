@@ -389,14 +389,16 @@ def test_help_loads_nothing_heavy():
     assert done.stderr.strip() == "[]"
 
 
-def test_a_type_that_no_graph_describes(cli, torch):
+def test_a_type_that_no_graph_describes(cli, torch, tmp_path):
     """What compare refuses is measured without a prediction."""
-    path = DATA / "configs" / "XiaomiMiMo--MiMo-V2-Flash.json"
+    path = tmp_path / "config.json"
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 99}
+    path.write_text(json.dumps({"model_type": "diffllama", **sizes}), encoding="utf-8")
     assert cli("compare", path).code == 2
     data = cli("measure", path, "--layers", 2, "--seq", 64, "--json").json
     assert data["predicted_bytes"] is None
     assert data["measured_bytes"] > 0
-    assert "values are narrower" in " ".join(data["notes"])
+    assert "difference of two softmaxes" in " ".join(data["notes"])
     assert cli("measure", path, "--layers", 2, "--no-dropout").code == 2
     assert "nothing predicts it" in cli("measure", path, "--layers", 2, "--seq", 64).out
 
