@@ -18,7 +18,7 @@ from actcalc.io import presets
 from actcalc.io.hf import read_config
 from actcalc.io.hub.write import differences, with_changes, without_dropout, write_config
 from actcalc.io.runs import load_run
-from tests.conftest import DATA, load_data
+from tests.conftest import load_data
 
 BLOCK = """
 import torch
