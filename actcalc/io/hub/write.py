@@ -29,6 +29,7 @@ _AUX = 0.001
 _KINDS = {
     "full": "full_attention", "sliding": "sliding_attention", "chunked": "chunked_attention",
     "linear": "linear_attention", "mamba": "linear_attention",
+    "sparse": "compressed_sparse_attention", "compressed": "heavily_compressed_attention",
 }  # fmt: skip
 _ROPE_BASE = 10_000.0
 """Base of the rotary angles where a type has no default; it changes no size."""
@@ -46,6 +47,11 @@ def write_config(model: Model) -> dict[str, Any]:
             f"measure needs a config.json for this model: {model.family!r} is no model type "
             "of the hub",
             _HINT,
+        )
+    if FAMILIES[name].blocks:
+        raise SpecError(
+            f"measure has no class for {name}: transformers does not hold its code",
+            "measure one layer of its code: actcalc measure --module FILE.py:FUNCTION",
         )
     config = {key: value for key, value in _written(FAMILIES[name], model).items() if key}
     config = {"model_type": name, **config}

@@ -186,6 +186,35 @@ def _lettered(model: Model) -> dict[str, Any]:
     return config
 
 
+def _compression(model: Model) -> dict[str, Any]:
+    spec = model.compression
+    if spec is None:
+        return {}
+    return {
+        "q_lora_rank": spec.q_lora,
+        "compress_rates": {
+            "compressed_sparse_attention": spec.sparse_rate,
+            "heavily_compressed_attention": spec.heavy_rate,
+        },
+        "o_groups": spec.groups,
+        "o_lora_rank": spec.group_rank,
+        "index_n_heads": spec.index_heads,
+        "index_head_dim": spec.index_dim,
+        "index_topk": spec.index_topk,
+        "hc_mult": model.streams,
+        "hc_sinkhorn_iters": model.sinkhorn_iterations,
+        "qk_rope_head_dim": model.rotary_dim or model.head_dim,
+        "partial_rotary_factor": ...,
+    }
+
+
+def _mimo_v2(model: Model) -> dict[str, Any]:
+    return {
+        "v_head_dim": model.value_dim or model.head_dim,
+        "attention_value_scale": 0.707 if model.values_scaled else None,
+    }
+
+
 UNADJUST_MIXERS: Mapping[str, Callable[[Model], dict[str, Any]]] = {
     "gated_delta": _gated_delta,
     "gated_delta_olmo": _gated_delta_olmo,
@@ -199,5 +228,7 @@ UNADJUST_MIXERS: Mapping[str, Callable[[Model], dict[str, Any]]] = {
     "mamba_bamba": _mamba_bamba,
     "granite_hybrid": _granite_hybrid,
     "lettered": _lettered,
+    "compression": _compression,
+    "mimo_v2": _mimo_v2,
 }
 """The inverse of each exception in ``mixers.MIXERS`` that reads keys; ``...`` leaves a key out."""
