@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, ClassVar, Literal
 
 from actcalc.cost.rates import default_note
@@ -98,9 +99,10 @@ def search_run(
     efficiency: Mapping[str, float] | None = None,
     *,
     progress: Progress | None = None,
+    seconds: float = inf,
 ) -> Found:
     """Every layout of the space that fits; raises ``SpecError`` as :func:`find` does."""
-    return find(run, space, efficiency, progress=progress)
+    return find(run, space, efficiency, progress=progress, seconds=seconds)
 
 
 def answer(
@@ -182,7 +184,10 @@ def _notes(found: Found, space: Space, efficiency: Mapping[str, float] | None) -
     run = found.run
     notes = list(run.warnings)
     if not found.complete:
-        notes.append("Stopped before the end: what was found until then.")
+        notes.append(
+            "Stopped before the end: the layouts looked at until then (--time-limit SECONDS for "
+            "more)."
+        )
     if space.tp is None and space.tp_within_node and run.device and found.gpus > 1:
         node = run.device.devices_per_node or 1
         notes.append(

@@ -70,6 +70,7 @@ def search(
     pareto: str | None = None,
     plan: bool = False,
     max_tp_within_node: bool = True,
+    time_limit: float = searching.SECONDS,
     efficiency: Efficiency = None,
     **options: Unpack[SearchKeywords],
 ) -> Search:
@@ -87,6 +88,7 @@ def search(
         pareto: ``"memory,time"``: list what nothing tops in both.
         plan: Plan the best layouts' recomputation, layer by layer, and rank them anew.
         max_tp_within_node: Tensor parallelism stays inside a node.
+        time_limit: Seconds after which the layouts looked at until then are all.
         efficiency: Shares of a device's peaks (``{"gemm": 0.8}``), or presets and files of them.
     """
     from actcalc.answers.search import answer
@@ -103,7 +105,12 @@ def search(
         TimeOptions,
     )
     more = searching.SearchOptions(
-        gpus=gpus, max_tp_within_node=max_tp_within_node, pareto=pareto, plan=plan, top=top or 1
+        gpus=gpus,
+        max_tp_within_node=max_tp_within_node,
+        pareto=pareto,
+        plan=plan,
+        top=top or 1,
+        time_limit=time_limit,
     )
     shown = more.shown()
     origin = described(model, layout, workload, chosen.from_)

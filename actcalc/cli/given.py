@@ -51,6 +51,15 @@ def refuse_idle(options: Any, command: str, names: Sequence[str]) -> None:
             raise SpecError(f"{command} does not depend on --{flag}", f"drop --{flag}; {others}")
 
 
+_DAY = 86_400
+
+
+def check_time_limit(seconds: float) -> None:
+    """Refuse a --time-limit that is no time, or longer than a day."""
+    if not 0 < seconds <= _DAY:
+        raise SpecError(f"--time-limit {seconds:g}", f"give seconds above 0, up to {_DAY:,}")
+
+
 def split_policies(texts: list[str] | None) -> tuple[str, ...]:
     """Policies from repeated options, each of which may list several with commas."""
     names = [name.strip() for text in texts or () for name in text.split(",")]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actcalc.cli.choices import LAYOUT, examples, option
+from actcalc.cli.given import check_time_limit
 from actcalc.cli.options import ModelArguments, OutputOptions, RunOptions, TimeOptions, with_options
 from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.cli.progress import bar
@@ -28,6 +29,8 @@ else:
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _PANEL = "Search"
+SECONDS = 60.0
+"""Time of a search unless another is given; one over arrays takes a few of them."""
 DEGREES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero", "micro_batch")
 """Options of which a search takes several values."""
 _OWN = ("schedule", "sp", *DEGREES)
@@ -125,6 +128,15 @@ class SearchOptions:
             panel=_PANEL,
         ),
     ] = False
+    time_limit: Annotated[
+        float,
+        option(
+            "--time-limit",
+            help="Seconds after which the layouts looked at until then are all (default: "
+            f"{SECONDS:g}).",
+            panel=_PANEL,
+        ),
+    ] = SECONDS
     top: Annotated[
         int, option("--top", help="Layouts listed (default: 10); files hold all.", panel=_PANEL)
     ] = 10
@@ -154,10 +166,12 @@ def found(
 
     if search.gpus is None or search.gpus < 1:
         raise SpecError("a search needs to know how many GPUs there are", "add --gpus 1024")
+    check_time_limit(search.time_limit)
     run = options.run_on(origin, search.gpus, memory.training())
     shares = timing.shares(run)
     space = options.space(search.gpus, across=not search.max_tp_within_node)
-    return search_run(run, space, shares, progress=progress), space, shares
+    result = search_run(run, space, shares, progress=progress, seconds=search.time_limit)
+    return result, space, shares
 
 
 @app.command(

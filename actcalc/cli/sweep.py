@@ -11,6 +11,7 @@ import typer
 
 from actcalc.cli.bundles import annotated
 from actcalc.cli.choices import examples, option
+from actcalc.cli.given import check_time_limit
 from actcalc.cli.options import ModelArguments, OutputOptions, RunOptions, TimeOptions, with_options
 from actcalc.cli.output import check_units, chosen_format, emit
 from actcalc.cli.progress import bar
@@ -28,7 +29,6 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _PANEL = "Sweep"
 _MOST_ROWS = 100_000
 _SECONDS = 600.0
-_DAY = 86_400
 _OWN = ("model", "gpus")
 _SWITCHES = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
@@ -115,10 +115,7 @@ class SweepOptions:
                 raise SpecError(f"{flag} {value:g} is not above 0", "give a number above 0")
             if value is not None and self.tokens is None:
                 raise SpecError(f"{flag} is of a training run", "add --tokens 1T")
-        if not 0 < self.time_limit <= _DAY:
-            raise SpecError(
-                f"--time-limit {self.time_limit:g}", f"give seconds above 0, up to {_DAY:,}"
-            )
+        check_time_limit(self.time_limit)
 
 
 def _flags() -> dict[str, Any]:

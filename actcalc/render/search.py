@@ -52,6 +52,8 @@ _ONE = dict.fromkeys(("tp", "pp", "vpp", "cp", "ep", "etp", "dp"), 1) | {"sp": F
 
 def _answer(result: Search) -> str:
     """The fastest layout that fits, in words."""
+    if not result.results and not result.complete:
+        return "Of the layouts looked at none fits; others may."
     if not result.results:
         return "Does not fit: more GPUs, a smaller sequence, or what `actcalc advise` says."
     best = result.results[0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
+from time import monotonic
 from typing import NamedTuple
 
 import numpy as np
@@ -135,11 +137,13 @@ def find(
     *,
     progress: Progress | None = None,
     everything: bool = False,
+    seconds: float = inf,
 ) -> Found:
     """Every legal layout of the space that fits the run's device, with the time of its step.
 
-    ``everything``: also what does not fit. Stopped by the user (``KeyboardInterrupt``), it returns
-    what it has. Raises ``SpecError`` without a device or a global batch.
+    ``everything``: also what does not fit. Stopped by the user (``KeyboardInterrupt``), or after so
+    many ``seconds``, it returns what it has. Raises ``SpecError`` without a device or a global
+    batch.
     """
     if run.device is None:
         raise SpecError("a search ranks layouts by their time on a device", "add --device")
@@ -150,7 +154,11 @@ def find(
         )
     check_timed(run.training)
     rates = rates_of(run.device, run.workload.arithmetic, efficiency, devices=max(space.counts))
-    return _Search(run, space, rates, everything=everything).found(progress)
+    return _Search(run, space, rates, everything=everything).found(progress, seconds)
+
+
+class _OutOfTime(Exception):  # noqa: N818
+    """The seconds that a search has are over."""
 
 
 class _Search:
@@ -172,12 +180,12 @@ class _Search:
         self.lanes: list[Lane] = []
         self.flops: list[float] = []
 
-    def found(self, progress: Progress | None) -> Found:
+    def found(self, progress: Progress | None, seconds: float) -> Found:
         """Goes through the splits, a few at a time, and every cut of each."""
         every = cuts(self.run, self.space)
         legal = splits(self.run, self.space)
         parts: list[_Part] = []
-        complete = True
+        complete, end = True, monotonic() + seconds
         whole = -(-len(legal) // _SPLITS) * len(every)
 
         def told(done: int) -> None:
@@ -191,7 +199,9 @@ class _Search:
                 for cut, some in self._slice(every, legal[start : start + _SPLITS]):
                     parts += some
                     told(began + cut)
-        except KeyboardInterrupt:
+                    if monotonic() > end:
+                        raise _OutOfTime
+        except (KeyboardInterrupt, _OutOfTime):
             complete = False
         return self._joined(every, parts, complete=complete)
 

@@ -29,6 +29,18 @@ def found():
     return searched(tp=choice_of("..4", "--tp"))
 
 
+def test_a_search_ends_with_its_time(cli):
+    args = ("search", "llama-3-8b", "--gpus", 8, "--device", "h100-80gb", "--global-batch", 64,
+            "--framework", "torchtitan", "--pp", 1, "--tp", 1, "--policy", "full")  # fmt: skip
+    whole, cut = (cli(*args, *more, "--json").json for more in ((), ("--time-limit", 1e-6)))
+    assert whole["complete"]
+    assert not cut["complete"]
+    assert cut["considered"] < whole["considered"]
+    assert any("--time-limit" in note for note in cut["notes"])
+    assert "Does not fit" not in cli(*args, "--time-limit", 1e-6).out
+    assert cli(*args, "--time-limit", 0).code == 2
+
+
 def test_what_is_kept_fits_and_uses_every_gpu(found):
     assert 0 < len(found.peak) < found.considered
     assert found.complete
