@@ -18,7 +18,7 @@ TYPE_CHECKING = False  # as typing has it, which a console script that is interr
 if TYPE_CHECKING:
     from typing import Any
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 if TYPE_CHECKING:
     from actcalc.api import (

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.each
 
 PAGE = ROOT / "docs" / "architecture.md"
 ABOVE = {"__main__", "api", "__init__"}  # the package's own front: may import everything
-MOVED = {("specs", "io")}  # names of specs.run that moved to io.runs, until 0.4
+MOVED = {("specs", "io")}  # names of specs.run that moved to io.runs, until 1.0
 FILES = sorted((ROOT / "actcalc").rglob("*.py"))
 _BLOCK = re.compile(r"```imports\n(.*?)```", re.DOTALL)
 
