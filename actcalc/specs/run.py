@@ -46,8 +46,8 @@ class Run:
 
 
 def __getattr__(name: str) -> Any:
-    """``load_run`` and its kin live in :mod:`actcalc.io.runs` since 0.3; scripts that name them here
-    keep working until 1.0."""
+    """``load_run`` and its kin live in :mod:`actcalc.io.runs` since 0.3; scripts that name them
+    here keep working until 1.0."""
     if name in ("Source", "load_run", "resolve", "source"):
         from importlib import import_module
 

@@ -318,6 +318,14 @@ def norm_figures(run: Run) -> set[float]:
     return {sum(size[n] for op in ops for n in (*op.inputs, *op.outputs))}
 
 
+def reserved_figures(run: Run) -> set[float]:
+    found = {512.0}  # what a request is rounded to
+    for policy in ("none", "full"):
+        report = memory_run(replace(run, policies=(policy,)), reserved=True)
+        found |= set(numbers_in(report.document()))
+    return found
+
+
 def stash_figures(run: Run) -> set[float]:
     staged = StagedRun(run)
     size = staged.graph.tensor_bytes[staged.main.graph]
@@ -493,7 +501,7 @@ OTHERS: dict[str, Callable[[Run], set[float]]] = {
     "plan": plan_figures, "recursive": nested_figures, "s=4h": crossing_figures,
     "freeze": freeze_figures, "objective": objective_figures,
     "zero": zero_figures, "sent": sent_figures, "microbatch": microbatch_figures,
-    "zero-bubble": stash_figures, "dualpipe": stash_figures,
+    "zero-bubble": stash_figures, "dualpipe": stash_figures, "reserved": reserved_figures,
 }  # fmt: skip
 
 
