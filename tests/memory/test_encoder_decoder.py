@@ -112,7 +112,6 @@ def test_a_given_vocabulary_wins() -> None:
                                 "max_positions": 0}),
         ("megatron", {}, {"kv_heads": 4}),
         ("paper", {}, {}),
-        ("transformers", {}, {"position": "relative", "relative_buckets": 32, "max_positions": 0}),
     ],
 )  # fmt: skip
 def test_what_is_not_modelled_is_refused(

@@ -107,7 +107,6 @@ def test_reference_and_mismatched_pairs_take_time():
 @pytest.mark.parametrize(
     ("objective", "changes", "words"),
     [
-        ("dpo", {"loss": "full"}, "has no loss full"),
         ("reward", {"loss": "fused"}, "has no loss fused"),
         ("sft", {"reference": "none"}, "has no reference model"),
         ("dpo", {"generation_share": 0.3}, "beside grpo"),

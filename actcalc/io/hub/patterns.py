@@ -385,7 +385,8 @@ def mlp_kinds(experts: Experts, values: Values, layers: int) -> Kinds:
     listed = values.items("mlp_layer_types", layers) if values.has("mlp_layer_types") else None
     if listed is None:
         return MLP_RULES[experts.layers](values, layers)
-    names = {"sparse": "moe", "moe": "moe", "dense": "dense"}
+    # by a hash of the token (DeepSeek-V4), or by a router: the experts are the same
+    names = {"sparse": "moe", "moe": "moe", "hash_moe": "moe", "dense": "dense"}
     if any(not isinstance(kind, str) or kind not in names for kind in listed):
         raise values.wrong("mlp_layer_types", "not sparse or dense", "name each layer's kind")
     return tuple(names[kind] for kind in listed)

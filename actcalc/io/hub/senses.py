@@ -158,9 +158,8 @@ def _patches(reading: Reading) -> None:
     labels = values.data.get("id2label")
     given = len(labels) if isinstance(labels, Mapping) else values.size(("num_labels",))
     headless = fields["family"] == "dinov3_vit"  # transformers has no classifier of it
-    if not headless and (
-        given or not named or any("Classification" in str(name) for name in named)
-    ):
+    classifies = not named or any("Classification" in str(name) for name in named)
+    if classifies and not headless:
         fields["head"] = "classifier"
         fields["labels"] = given or 2
     else:
