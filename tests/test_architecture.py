@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import sweeps
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.each
@@ -127,3 +128,10 @@ def test_the_main_job_loads_nothing_heavy():
 if __name__ == "__main__":
     page = PAGE.read_text(encoding="utf-8")
     PAGE.write_text(_BLOCK.sub(lambda _: f"```imports\n{drawn()}```", page), encoding="utf-8")
+
+
+def test_long_tests_are_tests():
+    for path, names in sweeps.LONG.items():
+        text = (ROOT / "tests" / f"{path}.py").read_text(encoding="utf-8")
+        missing = [name for name in names if f"def {name}(" not in text]
+        assert not missing, f"{path}: {missing}"
