@@ -223,9 +223,10 @@ def advise_run(
     """
     if run.budget_bytes is None:
         raise SpecError("advice is about a device's memory, and there is none", "add --device")
-    advice = Advice(Trials(run, efficiency), run.budget_bytes)
-    staged = advice.trials.staged
-    work = StageMemory(staged, staged.first_policy)
+    trials = Trials(run, efficiency)
+    staged = trials.staged
+    work = StageMemory(staged, staged.first_policy)  # refuses what no remedy changes
+    advice = Advice(trials, run.budget_bytes)
     figure = replayed(work, work.figure(advice.need.stage))
     line = list(given) if given is not None else run_words(run)
     first = _first(advice, line)

@@ -380,3 +380,9 @@ def test_planned_recompute_is_named_where_it_is_faster():
 
 def test_no_plan_is_named_where_the_run_fits():
     assert ask("advise", *["gpt2", "--device", "a100-80gb"])["planned"] is None
+
+
+def test_a_policy_that_is_none_is_refused(cli):
+    done = cli("advise", "gpt2", "--device", "a100-80gb", "--policy", "1e+308")
+    assert done.code == 2
+    assert "unknown policy '1e+308'" in done.err
