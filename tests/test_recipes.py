@@ -53,7 +53,7 @@ def test_a_model_type_is_a_row(house):
     assert "unknown model_type 'made_up'" in " ".join(unknown["notes"])
     house.edit(
         "actcalc/io/hub/families.py",
-        '    "internlm3": _more(',
+        '    "internlm3": more(',
         '    "made_up": replace(LLAMA, code="made up", flags={"qkv_bias": ("none", True)}),\n',
     )
     found = house.json("config.json")

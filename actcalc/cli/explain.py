@@ -8,7 +8,14 @@ from typing import Annotated
 import typer
 
 from actcalc.answers.explain.listing import Terms, terms
-from actcalc.answers.explain.terms import OVERHEAD, TERMS, Explanation, explain_term, term_of
+from actcalc.answers.explain.terms import (
+    HEEDED,
+    OVERHEAD,
+    TERMS,
+    Explanation,
+    explain_term,
+    term_of,
+)
 from actcalc.cli.choices import argument, examples
 from actcalc.cli.given import given_words
 from actcalc.cli.options import (
@@ -25,20 +32,6 @@ from actcalc.io.sources import Source, source
 from actcalc.render.explain import explain_sheets, terms_sheets
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-_IDLE = (
-    "device",
-    "device_memory",
-    "peak",
-    "headroom",
-    "policy",
-    "recompute_method",
-    "recompute_num_layers",
-    "schedule",
-    "zero",
-    "global_batch",
-    "layers_per_stage",
-    "vpp",
-)
 _GRID = ("tp", "sp", "pp", "vpp", "cp", "ep", "schedule")
 
 
@@ -93,7 +86,7 @@ def answer(
     if key == OVERHEAD:
         return _overhead(origin, options, timing)
     row = TERMS[key]
-    refuse_idle(options, f"explain {key}", [name for name in _IDLE if name not in row.heeds])
+    refuse_idle(options, f"explain {key}", sorted(HEEDED - {*row.heeds}))
     if timing.efficiency:
         raise SpecError(f"explain {term} is of no time", "drop --efficiency")
     free = all(getattr(options, field) is None for field in _GRID)

@@ -90,6 +90,9 @@ _ROWS = [term for rows in SUBJECTS.values() for term in rows]
 TERMS: Mapping[str, Term] = {term.name: term for term in _ROWS if term.name != OVERHEAD}
 """Every term but the overhead, by its name."""
 
+HEEDED = frozenset(name for term in _ROWS for name in term.heeds)
+"""Options that change what some terms say, and nothing of the others."""
+
 
 def plain(text: str) -> str:
     """A word or formula as it is looked up: small letters, no blanks, signs as on a keyboard."""

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from actcalc.io.hub.family import Family, Keys
+from actcalc.io.hub.family import NO_GROUPS, RATE, Family, code_of, more
 
-_NO_GROUPS: dict[str, Keys] = {"kv_heads": ()}
-
-
-def _code(name: str) -> str:
-    return f"transformers 5.24, modeling_{name}.py"
-
-
+BERT = Family(
+    code=code_of("bert"),
+    facts={
+        "position": "learned",
+        "embedding_norm": True,
+        "norm_placement": "post",
+        "final_norm": False,
+        "causal": False,
+        "head": "mlm",
+        "head_bias": True,
+    },
+    keys=NO_GROUPS,
+    rates={
+        "hidden_dropout": (("hidden_dropout_prob",), 0.1),
+        "attention_dropout": (("attention_probs_dropout_prob",), 0.1),
+        "embedding_dropout": (("hidden_dropout_prob",), 0.1),
+    },
+    activation=("hidden_act", "gelu"),
+    tied=True,
+    windows="none",
+    defaults={"positions": 512},
+    adjust=("token_types", "encoder_head"),
+)
 BART = Family(
-    code=_code("bart"),
+    code=code_of("bart"),
     facts={
         "position": "learned",
         "embedding_norm": True,
@@ -22,7 +38,7 @@ BART = Family(
         "final_norm": False,
     },
     keys={
-        **_NO_GROUPS,
+        **NO_GROUPS,
         "layers": ("encoder_layers",),
         "heads": ("encoder_attention_heads",),
         "ffn": ("encoder_ffn_dim",),
@@ -41,12 +57,12 @@ BART = Family(
 )
 MBART = replace(
     BART,
-    code=_code("mbart"),
+    code=code_of("mbart"),
     facts={**BART.facts, "norm_placement": "pre", "final_norm": True},
 )
 WHISPER = replace(
     BART,
-    code=_code("whisper"),
+    code=code_of("whisper"),
     facts={"position": "learned", "key_bias": False},
     keys={**BART.keys, "positions": ("max_source_positions",)},
     rates={name: (keys, 0.0) for name, (keys, _) in BART.rates.items()},
@@ -55,7 +71,7 @@ WHISPER = replace(
 )
 
 MODERNBERT = Family(
-    code=_code("modernbert"),
+    code=code_of("modernbert"),
     facts={
         "position": "rotary",
         "embedding_norm": True,
@@ -66,7 +82,7 @@ MODERNBERT = Family(
         "packed_qkv": True,
         "head": "mlm",
     },
-    keys=_NO_GROUPS,
+    keys=NO_GROUPS,
     flags={
         "norm_bias": ("norm_bias", False),
         "qkv_bias": ("attention_bias", False),
@@ -87,34 +103,17 @@ MODERNBERT = Family(
     window_default=128,
     adjust=("encoder_head", "modernbert"),
 )
-DEBERTA_V2 = Family(
-    code=_code("deberta_v2"),
-    facts={
-        "position": "none",
-        "embedding_norm": True,
-        "norm_placement": "post",
-        "final_norm": False,
-        "causal": False,
-        "head": "mlm",
-        "head_bias": True,
-    },
-    keys=_NO_GROUPS,
-    rates={
-        "hidden_dropout": (("hidden_dropout_prob",), 0.1),
-        "attention_dropout": (("attention_probs_dropout_prob",), 0.1),
-        "embedding_dropout": (("hidden_dropout_prob",), 0.1),
-    },
-    activation=("hidden_act", "gelu"),
-    tied=True,
-    windows="none",
+DEBERTA_V2 = more(
+    BERT,
+    code_of("deberta_v2"),
+    facts={"position": "none"},
     eager=True,
-    defaults={"positions": 512},
     adjust=("encoder_head", "deberta"),
 )
 VIT = Family(
-    code=_code("vit"),
+    code=code_of("vit"),
     facts={"position": "learned", "causal": False, "tied": False},
-    keys=_NO_GROUPS,
+    keys=NO_GROUPS,
     flags={"qkv_bias": ("qkv_bias", True)},
     rates={
         "hidden_dropout": (("hidden_dropout_prob",), 0.0),
@@ -128,14 +127,14 @@ VIT = Family(
 )
 DINOV2 = replace(
     VIT,
-    code=_code("dinov2"),
+    code=code_of("dinov2"),
     facts={**VIT.facts, "layer_scale": True, "pooling": "first_and_mean"},
     flags={"qkv_bias": ("qkv_bias", True), "mask_token": ("use_mask_token", True)},
     adjust=("dinov2", "patches", "drop_path"),
 )
 DINOV3 = replace(
     VIT,
-    code=_code("dinov3_vit"),
+    code=code_of("dinov3_vit"),
     facts={**VIT.facts, "position": "rotary", "layer_scale": True, "mask_token": True},
     flags={
         "qkv_bias": ("query_bias", True),
@@ -147,33 +146,32 @@ DINOV3 = replace(
     rates={"attention_dropout": (("attention_dropout",), 0.0)},
     adjust=("dinov3", "patches", "drop_path"),
 )
-_RATE: dict[str, tuple[Keys, float]] = {"attention_dropout": (("attention_dropout",), 0.0)}
 _TOWER_SIZES = {"hidden": 768, "ffn": 3072, "layers": 12, "heads": 12}
 CLIP_VISION = replace(
     VIT,
-    code=_code("clip"),
+    code=code_of("clip"),
     facts={
         **VIT.facts, "embedding_norm": True, "patch_bias": False, "head": "pooled",
         "pooled_norm": True,
     },
     flags={},
-    rates=_RATE,
+    rates=RATE,
     activation=("hidden_act", "quick_gelu"),
     defaults=_TOWER_SIZES,
     adjust=("tower_patches",),
 )  # fmt: skip
 SIGLIP_VISION = replace(
     CLIP_VISION,
-    code=_code("siglip"),
+    code=code_of("siglip"),
     facts={**VIT.facts, "prefix_tokens": 0, "head": "pooled"},
     activation=("hidden_act", "gelu_pytorch_tanh"),
     adjust=("tower_patches", "siglip_pooling"),
 )
 CLIP_TEXT = Family(
-    code=_code("clip"),
+    code=code_of("clip"),
     facts={"position": "learned", "head": "pooled", "pooling": "picked", "tied": False},
-    keys=_NO_GROUPS,
-    rates=_RATE,
+    keys=NO_GROUPS,
+    rates=RATE,
     activation=("hidden_act", "quick_gelu"),
     windows="none",
     defaults={"hidden": 512, "ffn": 2048, "layers": 12, "heads": 8, "vocab": 49408},
@@ -181,7 +179,7 @@ CLIP_TEXT = Family(
 )
 SIGLIP_TEXT = replace(
     CLIP_TEXT,
-    code=_code("siglip"),
+    code=code_of("siglip"),
     facts={**CLIP_TEXT.facts, "causal": False, "pooling": "last"},
     activation=("hidden_act", "gelu_pytorch_tanh"),
     defaults={**_TOWER_SIZES, "vocab": 32000},
@@ -191,25 +189,25 @@ SIGLIP_TEXT = replace(
 ENCODERS: dict[str, Family] = {
     "bart": BART,
     "mbart": MBART,
-    "plbart": replace(BART, code=_code("plbart")),
+    "plbart": replace(BART, code=code_of("plbart")),
     "blenderbot": replace(
-        MBART, code=_code("blenderbot"), facts={**MBART.facts, "embedding_norm": False},
+        MBART, code=code_of("blenderbot"), facts={**MBART.facts, "embedding_norm": False},
         defaults={"positions": 128}, adjust=("encoder_decoder",),
     ),
     "whisper": WHISPER,
     "modernbert": MODERNBERT,
     "deberta-v2": DEBERTA_V2,
     "vit": VIT,
-    "vit_msn": replace(VIT, code=_code("vit_msn")),
+    "vit_msn": replace(VIT, code=code_of("vit_msn")),
     "deit": replace(
-        VIT, code=_code("deit"), facts={**VIT.facts, "prefix_tokens": 2},
+        VIT, code=code_of("deit"), facts={**VIT.facts, "prefix_tokens": 2},
     ),
     "ijepa": replace(
-        VIT, code=_code("ijepa"), facts={**VIT.facts, "prefix_tokens": 0, "pooling": "mean"},
+        VIT, code=code_of("ijepa"), facts={**VIT.facts, "prefix_tokens": 0, "pooling": "mean"},
     ),
     "dinov2": DINOV2,
     "dinov2_with_registers": replace(
-        DINOV2, code=_code("dinov2_with_registers"),
+        DINOV2, code=code_of("dinov2_with_registers"),
         adjust=("dinov2", "registers", "patches", "drop_path"),
     ),
     "dinov3_vit": DINOV3,

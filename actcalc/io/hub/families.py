@@ -7,33 +7,15 @@ types that the library does not hold (``remote``) follow the code published with
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from actcalc.io.hub.encoders import ENCODERS
-from actcalc.io.hub.family import Experts, Family, Keys
-
-
-def _more(base: Family, code: str, **changes: Any) -> Family:
-    """``base`` with ``changes``; mappings are merged, so that only differences are written."""
-    merged: dict[str, Any] = {
-        name: {**getattr(base, name), **value}
-        if isinstance(value, dict) and name != "experts"
-        else value
-        for name, value in changes.items()
-    }
-    return replace(base, code=code, **merged)
-
-
-def _code(name: str) -> str:
-    return f"transformers 5.24, modeling_{name}.py"
-
+from actcalc.io.hub.encoders import BERT, ENCODERS
+from actcalc.io.hub.family import NO_GROUPS, RATE, Experts, Family, Keys, code_of, more
 
 _LOCAL: Keys = ("num_local_experts", "num_experts")
-_RATE: dict[str, tuple[Keys, float]] = {"attention_dropout": (("attention_dropout",), 0.0)}
 _ALL_BIAS = {"qkv_bias": ("attention_bias", False), "out_bias": ("attention_bias", False)}
 
 LLAMA = Family(
-    code=_code("llama"),
+    code=code_of("llama"),
     facts={
         "norm": "rmsnorm",
         "position": "rotary",
@@ -43,17 +25,17 @@ LLAMA = Family(
         "mlp_bias": False,
     },
     flags={**_ALL_BIAS, "mlp_bias": ("mlp_bias", False)},
-    rates=_RATE,
+    rates=RATE,
     windows="none",
     defaults={"hidden": 4096, "ffn": 11008, "layers": 32, "heads": 32, "vocab": 32000},
 )
-_PLAIN = _more(LLAMA, _code("llama"), flags={}, defaults={})
+_PLAIN = more(LLAMA, code_of("llama"), flags={}, defaults={})
 _PLAIN = replace(_PLAIN, flags={}, defaults={})
 _ATTENTION_BIAS = replace(_PLAIN, flags=_ALL_BIAS)
 
 MISTRAL = replace(
     _PLAIN,
-    code=_code("mistral"),
+    code=code_of("mistral"),
     windows="uniform",
     window_keys=("sliding_window", "sliding_window_size"),
     window_default=4096,
@@ -64,18 +46,18 @@ MISTRAL = replace(
 _NO_WINDOW = replace(MISTRAL, window_default=0)
 
 MIXTRAL = replace(
-    _NO_WINDOW, code=_code("mixtral"), experts=Experts(count=_LOCAL, width=("intermediate_size",))
+    _NO_WINDOW, code=code_of("mixtral"), experts=Experts(count=_LOCAL, width=("intermediate_size",))
 )
 QWEN2 = replace(
     _PLAIN,
-    code=_code("qwen2"),
+    code=code_of("qwen2"),
     facts={**_PLAIN.facts, "qkv_bias": True},
     windows="qwen_upper",
     defaults={"hidden": 4096, "ffn": 22016, "layers": 32, "heads": 32, "vocab": 151936},
 )
 QWEN3 = replace(
     _ATTENTION_BIAS,
-    code=_code("qwen3"),
+    code=code_of("qwen3"),
     facts={**_PLAIN.facts, "qk_norm": "head"},
     windows="qwen_upper",
     defaults={
@@ -85,7 +67,7 @@ QWEN3 = replace(
 _QWEN_EXPERTS = Experts(layers="qwen", optional=True, normalize=("norm_topk_prob", False))
 QWEN3_NEXT = replace(
     _ATTENTION_BIAS,
-    code=_code("qwen3_next"),
+    code=code_of("qwen3_next"),
     facts={
         **_PLAIN.facts, "norm": "gemma_rmsnorm", "qk_norm": "head", "attention_gate": "packed",
     },
@@ -101,7 +83,7 @@ QWEN3_NEXT = replace(
 )  # fmt: skip
 GEMMA = replace(
     _ATTENTION_BIAS,
-    code=_code("gemma"),
+    code=code_of("gemma"),
     facts={**_PLAIN.facts, "norm": "gemma_rmsnorm"},
     activation=("hidden_act", "gelu_pytorch_tanh"),
     tied=True,
@@ -109,7 +91,7 @@ GEMMA = replace(
 )
 GEMMA2 = replace(
     GEMMA,
-    code=_code("gemma2"),
+    code=code_of("gemma2"),
     facts={**GEMMA.facts, "norm_placement": "sandwich"},
     activation=("hidden_activation", "gelu_pytorch_tanh"),
     windows="every_2",
@@ -123,19 +105,18 @@ GEMMA2 = replace(
 )  # fmt: skip
 GEMMA3 = replace(
     GEMMA2,
-    code=_code("gemma3"),
+    code=code_of("gemma3"),
     facts={**GEMMA2.facts, "qk_norm": "head"},
     windows="every_6",
     defaults={**GEMMA2.defaults, "vocab": 262208},
     adjust=("softcaps",),
     eager=False,
 )
-_NO_GROUPS: dict[str, Keys] = {"kv_heads": ()}
 """The type's code gives every query head its own key and value."""
 GPT2 = Family(
-    code=_code("gpt2"),
+    code=code_of("gpt2"),
     facts={"position": "learned", "packed_qkv": True},
-    keys=_NO_GROUPS,
+    keys=NO_GROUPS,
     rates={
         "hidden_dropout": (("resid_pdrop",), 0.1),
         "attention_dropout": (("attn_pdrop",), 0.1),
@@ -148,7 +129,7 @@ GPT2 = Family(
     wide=True,
 )
 GPTJ = Family(
-    code=_code("gptj"),
+    code=code_of("gptj"),
     facts={
         "position": "rotary",
         "parallel": "one_norm",
@@ -156,7 +137,7 @@ GPTJ = Family(
         "out_bias": False,
         "head_bias": True,
     },
-    keys=_NO_GROUPS,
+    keys=NO_GROUPS,
     rates={
         "hidden_dropout": (("resid_pdrop",), 0.0),
         "attention_dropout": (("attn_pdrop",), 0.0),
@@ -168,9 +149,9 @@ GPTJ = Family(
     adjust=("rotary_dim_64",),
 )
 GPT_NEOX = Family(
-    code=_code("gpt_neox"),
+    code=code_of("gpt_neox"),
     facts={"position": "rotary", "packed_qkv": True},
-    keys=_NO_GROUPS,
+    keys=NO_GROUPS,
     flags={"qkv_bias": ("attention_bias", True), "out_bias": ("attention_bias", True)},
     rates={
         "hidden_dropout": (("hidden_dropout",), 0.0),
@@ -183,7 +164,7 @@ GPT_NEOX = Family(
     adjust=("parallel_residual",),
 )
 PHI = Family(
-    code=_code("phi"),
+    code=code_of("phi"),
     facts={"position": "rotary", "parallel": "one_norm", "head_bias": True},
     rates={
         "hidden_dropout": (("resid_pdrop",), 0.0),
@@ -195,31 +176,8 @@ PHI = Family(
     rotary=0.5,
     adjust=("qk_layernorm",),
 )
-BERT = Family(
-    code=_code("bert"),
-    facts={
-        "position": "learned",
-        "embedding_norm": True,
-        "norm_placement": "post",
-        "final_norm": False,
-        "causal": False,
-        "head": "mlm",
-        "head_bias": True,
-    },
-    keys=_NO_GROUPS,
-    rates={
-        "hidden_dropout": (("hidden_dropout_prob",), 0.1),
-        "attention_dropout": (("attention_probs_dropout_prob",), 0.1),
-        "embedding_dropout": (("hidden_dropout_prob",), 0.1),
-    },
-    activation=("hidden_act", "gelu"),
-    tied=True,
-    windows="none",
-    defaults={"positions": 512},
-    adjust=("token_types", "encoder_head"),
-)
 T5 = Family(
-    code=_code("t5"),
+    code=code_of("t5"),
     facts={
         "norm": "rmsnorm",
         "position": "relative",
@@ -227,7 +185,7 @@ T5 = Family(
         "out_bias": False,
         "mlp_bias": False,
     },
-    keys={**_NO_GROUPS, "head_dim": ("d_kv",)},
+    keys={**NO_GROUPS, "head_dim": ("d_kv",)},
     rates={
         "hidden_dropout": (("dropout_rate",), 0.1),
         "attention_dropout": (("dropout_rate",), 0.1),
@@ -242,7 +200,7 @@ T5 = Family(
 )
 COHERE = replace(
     _ATTENTION_BIAS,
-    code=_code("cohere"),
+    code=code_of("cohere"),
     facts={
         **_PLAIN.facts,
         "norm": "layernorm",
@@ -254,7 +212,7 @@ COHERE = replace(
 )
 OLMO2 = replace(
     _ATTENTION_BIAS,
-    code=_code("olmo2"),
+    code=code_of("olmo2"),
     facts={**_PLAIN.facts, "norm_placement": "post_sublayer", "qk_norm": "full"},
 )
 _LATENT = replace(
@@ -273,13 +231,13 @@ _LATENT = replace(
 DEEPSEEK_V2 = replace(
     _LATENT,
     experts=replace(_LATENT.experts or Experts(), shared_default=2, normalize=("", False)),
-    code=_code("deepseek_v2"),
+    code=code_of("deepseek_v2"),
     flags={**_ALL_BIAS, "mlp_bias": ("mlp_bias", False)},
 )
 _BIAS_FREE_BALANCE = {"correction_bias": True}
 DEEPSEEK_V3 = replace(
     _LATENT,
-    code=_code("deepseek_v3"),
+    code=code_of("deepseek_v3"),
     experts=replace(
         _LATENT.experts or Experts(),
         router="sigmoid",
@@ -292,14 +250,14 @@ DEEPSEEK_V3 = replace(
 )
 DEEPSEEK_V32 = replace(
     DEEPSEEK_V3,
-    code=_code("deepseek_v32"),
+    code=code_of("deepseek_v32"),
     mixers=("indexed_attention",),
     experts=replace(DEEPSEEK_V3.experts or Experts(), layers="listed_first_3_dense"),
     adjust=(*DEEPSEEK_V3.adjust, "indexer"),
 )
 GLM = replace(
     _PLAIN,
-    code=_code("glm"),
+    code=code_of("glm"),
     facts={**_PLAIN.facts, "packed_gate": True},
     flags={"qkv_bias": ("attention_bias", True)},
     rotary=0.5,
@@ -307,7 +265,7 @@ GLM = replace(
 )
 GLM4_MOE = replace(
     _PLAIN,
-    code=_code("glm4_moe"),
+    code=code_of("glm4_moe"),
     flags={"qkv_bias": ("attention_bias", False)},
     rotary=0.5,
     experts=DEEPSEEK_V3.experts,
@@ -315,11 +273,11 @@ GLM4_MOE = replace(
 )
 GRANITE_MOE = replace(
     _ATTENTION_BIAS,
-    code=_code("granitemoe"),
+    code=code_of("granitemoe"),
     experts=Experts(count=_LOCAL, router="softmax_topk", width=("intermediate_size",)),
 )
 FALCON = Family(
-    code=_code("falcon"),
+    code=code_of("falcon"),
     facts={"packed_qkv": True},
     flags={
         "qkv_bias": ("bias", False),
@@ -339,7 +297,7 @@ FALCON = Family(
 )
 _STATE_SPACE: Keys = ("mamba", "linear_attention")
 _MAMBA = Family(
-    code=_code("mamba"),
+    code=code_of("mamba"),
     facts={"position": "none", "norm": "rmsnorm"},
     activation=("hidden_act", "silu"),
     tied=True,
@@ -353,32 +311,32 @@ _MAMBA = Family(
 FAMILIES: dict[str, Family] = {
     # Llama and what differs from it in a few facts
     "llama": LLAMA,
-    "internlm3": _more(
+    "internlm3": more(
         LLAMA,
         "transformers 5.24, configuration_internlm3.py (runs modeling_llama.py)",
         adjust=("internlm3",),
     ),
-    "exaone": _more(
+    "exaone": more(
         LLAMA,
         "transformers 5.24, configuration_exaone.py (runs modeling_llama.py)",
         activation=("activation_function", "silu"),
     ),
-    "granite": _more(LLAMA, _code("granite")),
+    "granite": more(LLAMA, code_of("granite")),
     "granite_swa": replace(
-        LLAMA, code=_code("granite_swa"), facts={**LLAMA.facts, "attention_sinks": True},
+        LLAMA, code=code_of("granite_swa"), facts={**LLAMA.facts, "attention_sinks": True},
         windows="full_every_4", window_default=128, tied=True, eager=True, defaults={},
     ),
     "smollm3": replace(
-        LLAMA, code=_code("smollm3"), windows="listed", no_rope="every_4", tied=True,
+        LLAMA, code=code_of("smollm3"), windows="listed", no_rope="every_4", tied=True,
         defaults={"kv_heads": 4},
     ),
     "cwm": replace(
-        _PLAIN, code=_code("cwm"), flags={"mlp_bias": ("mlp_bias", False)}, windows="full_every_4",
-        window_default=8192, defaults={"head_dim": 128, "kv_heads": 8},
+        _PLAIN, code=code_of("cwm"), flags={"mlp_bias": ("mlp_bias", False)},
+        windows="full_every_4", window_default=8192, defaults={"head_dim": 128, "kv_heads": 8},
     ),
     "seed_oss": replace(
         LLAMA,
-        code=_code("seed_oss"),
+        code=code_of("seed_oss"),
         flags={"qkv_bias": ("attention_bias", True), "out_bias": ("attention_out_bias", False),
                "mlp_bias": ("mlp_bias", False)},
         rates={"attention_dropout": (("attention_dropout",), 0.1),
@@ -386,17 +344,17 @@ FAMILIES: dict[str, Family] = {
         defaults={"head_dim": 128, "kv_heads": 8},
     ),
     "arcee": replace(
-        LLAMA, code=_code("arcee"), facts={**LLAMA.facts, "gated": False},
+        LLAMA, code=code_of("arcee"), facts={**LLAMA.facts, "gated": False},
         activation=("hidden_act", "relu2"), defaults={},
     ),
     "helium": replace(
-        LLAMA, code=_code("helium"),
+        LLAMA, code=code_of("helium"),
         flags={"qkv_bias": ("attention_bias", False), "mlp_bias": ("mlp_bias", False)},
         defaults={"head_dim": 128},
     ),
     "jais2": replace(
         LLAMA,
-        code=_code("jais2"),
+        code=code_of("jais2"),
         facts={**LLAMA.facts, "norm": "layernorm", "gated": False},
         flags={"qkv_bias": ("attention_bias", True), "out_bias": ("attention_bias", True),
                "mlp_bias": ("mlp_bias", True)},
@@ -404,13 +362,13 @@ FAMILIES: dict[str, Family] = {
         defaults={},
     ),
     "nemotron": replace(
-        LLAMA, code=_code("nemotron"),
+        LLAMA, code=code_of("nemotron"),
         facts={**LLAMA.facts, "norm": "layernorm", "gated": False},
         activation=("hidden_act", "relu2"), rotary=0.5, defaults={},
     ),
     "ernie4_5": replace(
         LLAMA,
-        code=_code("ernie4_5"),
+        code=code_of("ernie4_5"),
         flags={"qkv_bias": ("use_bias", False), "out_bias": ("use_bias", False),
                "mlp_bias": ("use_bias", False)},
         rates={},
@@ -419,7 +377,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "ernie4_5_moe": replace(
         LLAMA,
-        code=_code("ernie4_5_moe"),
+        code=code_of("ernie4_5_moe"),
         flags={"qkv_bias": ("use_bias", False), "out_bias": ("use_bias", False),
                "mlp_bias": ("use_bias", False), "head_bias": ("use_bias", False)},
         rates={},
@@ -433,10 +391,11 @@ FAMILIES: dict[str, Family] = {
         adjust=("no_expert_bias",),
     ),
     "hunyuan_v1_dense": replace(
-        _ATTENTION_BIAS, code=_code("hunyuan_v1_dense"), facts={**_PLAIN.facts, "qk_norm": "head"},
+        _ATTENTION_BIAS, code=code_of("hunyuan_v1_dense"),
+        facts={**_PLAIN.facts, "qk_norm": "head"},
     ),
     "hunyuan_v1_moe": replace(
-        _ATTENTION_BIAS, code=_code("hunyuan_v1_moe"), facts={**_PLAIN.facts, "qk_norm": "head"},
+        _ATTENTION_BIAS, code=code_of("hunyuan_v1_moe"), facts={**_PLAIN.facts, "qk_norm": "head"},
         experts=Experts(
             topk=("moe_topk",), width=("intermediate_size",), shared_count=(),
         ),
@@ -444,19 +403,19 @@ FAMILIES: dict[str, Family] = {
     ),
     # Mistral
     "mistral": MISTRAL,
-    "ministral": replace(MISTRAL, code=_code("ministral"), windows="listed_or_uniform"),
+    "ministral": replace(MISTRAL, code=code_of("ministral"), windows="listed_or_uniform"),
     "ministral3": replace(
-        _NO_WINDOW, code=_code("ministral3"),
+        _NO_WINDOW, code=code_of("ministral3"),
         defaults={**_NO_WINDOW.defaults, "head_dim": 128, "layers": 34, "vocab": 131072},
     ),
     "mixtral": MIXTRAL,
     "mistral4": replace(
-        _LATENT, code=_code("mistral4"),
+        _LATENT, code=code_of("mistral4"),
         experts=Experts(layers="first_dense", shared_count=("n_shared_experts",)),
     ),
     "phimoe": replace(
         _ATTENTION_BIAS,
-        code=_code("phimoe"),
+        code=code_of("phimoe"),
         facts={**_PLAIN.facts, "norm": "layernorm"},
         flags={**_ALL_BIAS, "head_bias": ("lm_head_bias", False)},
         windows="uniform",
@@ -465,7 +424,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "minimax_m2": replace(
         _PLAIN,
-        code=_code("minimax_m2"),
+        code=code_of("minimax_m2"),
         facts={**_PLAIN.facts, "qk_norm": "full"},
         experts=Experts(count=_LOCAL,
             router="sigmoid", width=("intermediate_size",), facts=_BIAS_FREE_BALANCE,
@@ -489,7 +448,7 @@ FAMILIES: dict[str, Family] = {
     "qwen2": QWEN2,
     "qwen2_moe": replace(
         QWEN2,
-        code=_code("qwen2_moe"),
+        code=code_of("qwen2_moe"),
         flags={"qkv_bias": ("qkv_bias", True)},
         windows="qwen_even",
         experts=replace(
@@ -498,25 +457,25 @@ FAMILIES: dict[str, Family] = {
         ),
         defaults={},
     ),
-    "qwen2_vl_text": replace(QWEN2, code=_code("qwen2_vl"), flags={}, defaults={}),
-    "qwen2_5_vl_text": replace(QWEN2, code=_code("qwen2_5_vl"), flags={}, defaults={}),
+    "qwen2_vl_text": replace(QWEN2, code=code_of("qwen2_vl"), flags={}, defaults={}),
+    "qwen2_5_vl_text": replace(QWEN2, code=code_of("qwen2_5_vl"), flags={}, defaults={}),
     "qwen3": QWEN3,
-    "qwen3_vl_text": replace(QWEN3, code=_code("qwen3_vl"), windows="none"),
+    "qwen3_vl_text": replace(QWEN3, code=code_of("qwen3_vl"), windows="none"),
     "qwen3_vl_moe_text": replace(
-        QWEN3, code=_code("qwen3_vl_moe"), windows="none", defaults={},
+        QWEN3, code=code_of("qwen3_vl_moe"), windows="none", defaults={},
         experts=replace(_QWEN_EXPERTS, normalize=("", True)),
     ),
     "qwen3_moe": replace(
-        QWEN3, code=_code("qwen3_moe"), windows="qwen_all", experts=_QWEN_EXPERTS, defaults={},
+        QWEN3, code=code_of("qwen3_moe"), windows="qwen_all", experts=_QWEN_EXPERTS, defaults={},
     ),
     "qwen3_next": QWEN3_NEXT,
     "qwen3_5_text": replace(
-        QWEN3_NEXT, code=_code("qwen3_5"), experts=None,
+        QWEN3_NEXT, code=code_of("qwen3_5"), experts=None,
         defaults={"head_dim": 256, "kv_heads": 4, "vocab": 248320},
         adjust=("gated_delta", "qwen3_5_predicts"),
     ),
     "qwen3_5_moe_text": replace(
-        QWEN3_NEXT, code=_code("qwen3_5_moe"),
+        QWEN3_NEXT, code=code_of("qwen3_5_moe"),
         experts=replace(
             QWEN3_NEXT.experts or Experts(), layers="all", optional=False, normalize=("", True)
         ),
@@ -525,7 +484,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "mimo_v2_flash": replace(
         _PLAIN,
-        code=_code("mimo_v2_flash"),
+        code=code_of("mimo_v2_flash"),
         facts={**_PLAIN.facts, "attention_sinks": True, "sinks_in": "windowed"},
         flags={"qkv_bias": ("attention_bias", False)},
         windows="mimo_v2",
@@ -561,13 +520,13 @@ FAMILIES: dict[str, Family] = {
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
     "vaultgemma": replace(
-        GEMMA2, code=_code("vaultgemma"), facts={**GEMMA.facts, "norm_placement": "pre"},
+        GEMMA2, code=code_of("vaultgemma"), facts={**GEMMA.facts, "norm_placement": "pre"},
     ),
     # Phi
     "phi": PHI,
     "phi3": replace(
         _PLAIN,
-        code=_code("phi3"),
+        code=code_of("phi3"),
         facts={**_PLAIN.facts, "packed_qkv": True, "packed_gate": True},
         rates={"attention_dropout": (("attention_dropout",), 0.0),
                "hidden_dropout": (("resid_pdrop",), 0.0)},
@@ -576,13 +535,13 @@ FAMILIES: dict[str, Family] = {
     # GPT and its relatives
     "gpt2": GPT2,
     "gpt_bigcode": replace(
-        GPT2, code=_code("gpt_bigcode"), activation=("activation_function", "gelu_pytorch_tanh"),
+        GPT2, code=code_of("gpt_bigcode"), activation=("activation_function", "gelu_pytorch_tanh"),
         adjust=("multi_query",),
     ),
     "gpt_neo": Family(
-        code=_code("gpt_neo"),
+        code=code_of("gpt_neo"),
         facts={"position": "learned", "qkv_bias": False},
-        keys=_NO_GROUPS,
+        keys=NO_GROUPS,
         rates={
             "hidden_dropout": (("resid_dropout",), 0.0),
             "attention_dropout": (("attention_dropout",), 0.0),
@@ -599,7 +558,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "gptj": GPTJ,
     "codegen": replace(
-        GPTJ, code=_code("codegen"), facts={**GPTJ.facts, "packed_qkv": True},
+        GPTJ, code=code_of("codegen"), facts={**GPTJ.facts, "packed_qkv": True},
     ),
     "gpt_neox": GPT_NEOX,
     "phi-msft": replace(
@@ -611,11 +570,11 @@ FAMILIES: dict[str, Family] = {
     ),
     "falcon": FALCON,
     "opt": Family(
-        code=_code("opt"),
+        code=code_of("opt"),
         facts={"position": "learned"},
         flags={"qkv_bias": ("enable_bias", True), "out_bias": ("enable_bias", True),
                "mlp_bias": ("enable_bias", True)},
-        keys={**_NO_GROUPS, "ffn": ("ffn_dim",)},
+        keys={**NO_GROUPS, "ffn": ("ffn_dim",)},
         rates={"hidden_dropout": (("dropout",), 0.1),
                "attention_dropout": (("attention_dropout",), 0.0)},
         activation=("activation_function", "relu"),
@@ -625,7 +584,7 @@ FAMILIES: dict[str, Family] = {
         adjust=("opt",),
     ),
     "bloom": Family(
-        code=_code("bloom"),
+        code=code_of("bloom"),
         facts={"position": "alibi", "embedding_norm": True, "packed_qkv": True},
         keys={"ffn": ()},
         rates={"hidden_dropout": (("hidden_dropout",), 0.0),
@@ -638,7 +597,7 @@ FAMILIES: dict[str, Family] = {
         adjust=("bloom",),
     ),
     "mpt": Family(
-        code=_code("mpt"),
+        code=code_of("mpt"),
         facts={"norm_bias": False, "qkv_bias": False, "out_bias": False, "mlp_bias": False,
                "packed_qkv": True},
         keys={"ffn": ()},
@@ -650,7 +609,7 @@ FAMILIES: dict[str, Family] = {
         adjust=("mpt",),
     ),
     "dbrx": Family(
-        code=_code("dbrx"),
+        code=code_of("dbrx"),
         facts={**_PLAIN.facts, "norm": "layernorm", "norm_bias": False, "packed_qkv": True},
         keys={"ffn": ()},
         rates={"hidden_dropout": (("resid_pdrop",), 0.0)},
@@ -659,7 +618,7 @@ FAMILIES: dict[str, Family] = {
         adjust=("dbrx",),
     ),
     "biogpt": Family(
-        code=_code("biogpt"),
+        code=code_of("biogpt"),
         facts={"position": "learned"},
         rates={
             "hidden_dropout": (("hidden_dropout_prob",), 0.1),
@@ -674,9 +633,9 @@ FAMILIES: dict[str, Family] = {
         adjust=("two_more_positions",),
     ),
     "xglm": Family(
-        code=_code("xglm"),
+        code=code_of("xglm"),
         facts={"position": "none"},
-        keys={**_NO_GROUPS, "heads": ("attention_heads",), "ffn": ("ffn_dim",)},
+        keys={**NO_GROUPS, "heads": ("attention_heads",), "ffn": ("ffn_dim",)},
         rates={
             "hidden_dropout": (("dropout",), 0.1),
             "attention_dropout": (("attention_dropout",), 0.1),
@@ -689,7 +648,7 @@ FAMILIES: dict[str, Family] = {
         eager=True,
     ),
     "starcoder2": Family(
-        code=_code("starcoder2"),
+        code=code_of("starcoder2"),
         facts={"position": "rotary"},
         flags={"qkv_bias": ("use_bias", True), "out_bias": ("use_bias", True),
                "mlp_bias": ("use_bias", True)},
@@ -704,7 +663,7 @@ FAMILIES: dict[str, Family] = {
         defaults={"kv_heads": 2},
     ),
     "stablelm": Family(
-        code=_code("stablelm"),
+        code=code_of("stablelm"),
         facts={**_PLAIN.facts, "norm": "layernorm"},
         flags={"qkv_bias": ("use_qkv_bias", False)},
         rates={"attention_dropout": (("attention_dropout",), 0.0),
@@ -714,9 +673,9 @@ FAMILIES: dict[str, Family] = {
         adjust=("stablelm", "stablelm_qk_norm"),
     ),
     "persimmon": Family(
-        code=_code("persimmon"),
+        code=code_of("persimmon"),
         facts={"position": "rotary", "packed_qkv": True},
-        keys=_NO_GROUPS,
+        keys=NO_GROUPS,
         rates={"attention_dropout": (("attention_dropout",), 0.0),
                "hidden_dropout": (("hidden_dropout",), 0.0)},
         activation=("hidden_act", "relu2"),
@@ -726,28 +685,28 @@ FAMILIES: dict[str, Family] = {
     ),
     # OLMo
     "olmo": replace(
-        _ATTENTION_BIAS, code=_code("olmo"), facts={**_PLAIN.facts, "norm": "nonparametric"},
+        _ATTENTION_BIAS, code=code_of("olmo"), facts={**_PLAIN.facts, "norm": "nonparametric"},
         adjust=("clip_qkv",),
     ),
     "olmo2": OLMO2,
-    "olmo3": replace(OLMO2, code=_code("olmo3"), windows="every_4", window_default=4096),
+    "olmo3": replace(OLMO2, code=code_of("olmo3"), windows="every_4", window_default=4096),
     "olmo_hybrid": replace(
-        OLMO2, code=_code("olmo_hybrid"), windows="linear_and_last", mixers=("linear_attention",),
+        OLMO2, code=code_of("olmo_hybrid"), windows="linear_and_last", mixers=("linear_attention",),
         adjust=("gated_delta_olmo",),
     ),
     "olmoe": replace(
-        _ATTENTION_BIAS, code=_code("olmoe"), facts={**_PLAIN.facts, "qk_norm": "full"},
+        _ATTENTION_BIAS, code=code_of("olmoe"), facts={**_PLAIN.facts, "qk_norm": "full"},
         experts=Experts(width=("intermediate_size",), normalize=("norm_topk_prob", False)),
         adjust=("clip_qkv",),
     ),
     "flex_olmo": replace(
-        OLMO2, code=_code("flex_olmo"),
+        OLMO2, code=code_of("flex_olmo"),
         experts=Experts(width=("intermediate_size",), normalize=("norm_topk_prob", False)),
     ),
     # Cohere
     "cohere": COHERE,
     "cohere2": replace(
-        COHERE, code=_code("cohere2"), windows="every_4", window_default=4096,
+        COHERE, code=code_of("cohere2"), windows="every_4", window_default=4096,
         no_rope="full_attention", adjust=(),
     ),
     # DeepSeek, Kimi
@@ -766,7 +725,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v32": DEEPSEEK_V32,
     "deepseek_v4": replace(
         _PLAIN,
-        code=_code("deepseek_v4"),
+        code=code_of("deepseek_v4"),
         facts={**_PLAIN.facts, "attention_sinks": True, "clamped_gate": True},
         flags={},
         keys={"ffn": ()},
@@ -782,11 +741,11 @@ FAMILIES: dict[str, Family] = {
         adjust=("compression", "prediction_layers"),
     ),
     "glm_moe_dsa": replace(
-        DEEPSEEK_V32, code=_code("glm_moe_dsa"), adjust=(*DEEPSEEK_V32.adjust, "shared_picks"),
+        DEEPSEEK_V32, code=code_of("glm_moe_dsa"), adjust=(*DEEPSEEK_V32.adjust, "shared_picks"),
     ),
     "kimi_linear": replace(
         DEEPSEEK_V3,
-        code=_code("kimi_linear"),
+        code=code_of("kimi_linear"),
         facts={**_PLAIN.facts, "position": "none"},
         windows="kimi",
         mixers=("linear_attention",),
@@ -799,7 +758,7 @@ FAMILIES: dict[str, Family] = {
         adjust=("kimi_delta", "kimi_groups"),
     ),
     "dots1": replace(
-        _ATTENTION_BIAS, code=_code("dots1"), facts={**_PLAIN.facts, "qk_norm": "head"},
+        _ATTENTION_BIAS, code=code_of("dots1"), facts={**_PLAIN.facts, "qk_norm": "head"},
         windows="qwen_upper_always",
         window_default=4096,
         experts=replace(
@@ -810,12 +769,12 @@ FAMILIES: dict[str, Family] = {
     # GLM
     "glm": GLM,
     "glm4": replace(
-        GLM, code=_code("glm4"), facts={**GLM.facts, "norm_placement": "sandwich"},
+        GLM, code=code_of("glm4"), facts={**GLM.facts, "norm_placement": "sandwich"},
     ),
     "glm4_moe": GLM4_MOE,
     "solar_open": replace(
         _PLAIN,
-        code=_code("solar_open"),
+        code=code_of("solar_open"),
         flags={"qkv_bias": ("attention_bias", False)},
         defaults={"head_dim": 128, "kv_heads": 8},
         experts=replace(GLM4_MOE.experts or Experts(), layers="all"),
@@ -823,7 +782,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "glm4_moe_lite": replace(
         DEEPSEEK_V3,
-        code=_code("glm4_moe_lite"),
+        code=code_of("glm4_moe_lite"),
         experts=replace(DEEPSEEK_V3.experts or Experts(), layers="listed_first_dense"),
     ),
     "chatglm": Family(
@@ -853,7 +812,7 @@ FAMILIES: dict[str, Family] = {
     # Granite
     "granitemoe": GRANITE_MOE,
     "granitemoeshared": replace(
-        GRANITE_MOE, code=_code("granitemoeshared"),
+        GRANITE_MOE, code=code_of("granitemoeshared"),
         experts=replace(
             GRANITE_MOE.experts or Experts(), shared_width=("shared_intermediate_size",)
         ),
@@ -861,7 +820,7 @@ FAMILIES: dict[str, Family] = {
     # OpenAI, Meta
     "gpt_oss": replace(
         _PLAIN,
-        code=_code("gpt_oss"),
+        code=code_of("gpt_oss"),
         facts={**_PLAIN.facts, "attention_sinks": True},
         flags={"qkv_bias": ("attention_bias", True), "out_bias": ("attention_bias", True)},
         activation=("", "swiglu_oai"),
@@ -876,7 +835,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "llama4_text": replace(
         _ATTENTION_BIAS,
-        code=_code("llama4"),
+        code=code_of("llama4"),
         keys={"ffn": ("intermediate_size_mlp",)},
         windows="llama4",
         window_keys=("attention_chunk_size",),
@@ -894,11 +853,11 @@ FAMILIES: dict[str, Family] = {
     ),
     # State-space models and their hybrids
     "mamba": _MAMBA,
-    "falcon_mamba": replace(_MAMBA, code=_code("falcon_mamba")),
-    "mamba2": replace(_MAMBA, code=_code("mamba2"), tied=False, adjust=("mamba2",)),
+    "falcon_mamba": replace(_MAMBA, code=code_of("falcon_mamba")),
+    "mamba2": replace(_MAMBA, code=code_of("mamba2"), tied=False, adjust=("mamba2",)),
     "nemotron_h": replace(
         _ATTENTION_BIAS,
-        code=_code("nemotron_h"),
+        code=code_of("nemotron_h"),
         facts={**_PLAIN.facts, "position": "none", "gated": False},
         flags={**_ALL_BIAS, "mlp_bias": ("mlp_bias", False)},
         activation=("mlp_hidden_act", "relu2"),
@@ -914,7 +873,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "jamba": replace(
         _PLAIN,
-        code=_code("jamba"),
+        code=code_of("jamba"),
         facts={**_PLAIN.facts, "position": "none"},
         windows="jamba",
         mixers=_STATE_SPACE,
@@ -923,13 +882,13 @@ FAMILIES: dict[str, Family] = {
         adjust=("mamba_jamba",),
     ),
     "bamba": replace(
-        _ATTENTION_BIAS, code=_code("bamba"), windows="bamba", mixers=_STATE_SPACE, rotary=0.5,
+        _ATTENTION_BIAS, code=code_of("bamba"), windows="bamba", mixers=_STATE_SPACE, rotary=0.5,
         flags={**_ALL_BIAS, "mlp_bias": ("mlp_bias", False)},
         defaults={"kv_heads": 8}, adjust=("mamba_bamba",),
     ),
     "granitemoehybrid": replace(
         GRANITE_MOE,
-        code=_code("granitemoehybrid"),
+        code=code_of("granitemoehybrid"),
         facts={**_PLAIN.facts, "packed_gate": True},
         windows="listed_mamba",
         mixers=_STATE_SPACE,
@@ -944,7 +903,7 @@ FAMILIES: dict[str, Family] = {
         _ATTENTION_BIAS, code="openbmb/MiniCPM-2B-sft-bf16 modeling_minicpm.py", tied=True,
     ),
     "minicpm3": replace(
-        _LATENT, code=_code("minicpm3"), tied=True, experts=None,
+        _LATENT, code=code_of("minicpm3"), tied=True, experts=None,
         flags={**_ALL_BIAS, "mlp_bias": ("mlp_bias", False)}, adjust=(),
     ),
     "internlm": replace(
@@ -962,7 +921,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "exaone4": replace(
         _PLAIN,
-        code=_code("exaone4"),
+        code=code_of("exaone4"),
         facts={**_PLAIN.facts, "norm_placement": "post_sublayer", "qk_norm": "head"},
         windows="every_4",
         window_default=4096,
@@ -970,7 +929,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "exaone_moe": replace(
         _PLAIN,
-        code=_code("exaone_moe"),
+        code=code_of("exaone_moe"),
         facts={**_PLAIN.facts, "qk_norm": "head"},
         windows="every_4",
         window_default=4096,
@@ -983,7 +942,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "afmoe": replace(
         _PLAIN,
-        code=_code("afmoe"),
+        code=code_of("afmoe"),
         facts={
             **_PLAIN.facts, "qk_norm": "head", "norm_placement": "sandwich",
             "attention_gate": "own",
@@ -999,16 +958,16 @@ FAMILIES: dict[str, Family] = {
     ),
     # Encoders
     "bert": BERT,
-    "roberta": replace(BERT, code=_code("roberta")),
-    "xlm-roberta": replace(BERT, code=_code("xlm_roberta")),
-    "camembert": replace(BERT, code=_code("camembert")),
-    "ernie": replace(BERT, code=_code("ernie"), adjust=("ernie_task", *BERT.adjust)),
-    "data2vec-text": replace(BERT, code=_code("data2vec_text")),
-    "electra": replace(BERT, code=_code("electra"), adjust=(*BERT.adjust, "embedding_size")),
+    "roberta": replace(BERT, code=code_of("roberta")),
+    "xlm-roberta": replace(BERT, code=code_of("xlm_roberta")),
+    "camembert": replace(BERT, code=code_of("camembert")),
+    "ernie": replace(BERT, code=code_of("ernie"), adjust=("ernie_task", *BERT.adjust)),
+    "data2vec-text": replace(BERT, code=code_of("data2vec_text")),
+    "electra": replace(BERT, code=code_of("electra"), adjust=(*BERT.adjust, "embedding_size")),
     "distilbert": replace(
         BERT,
-        code=_code("distilbert"),
-        keys={**_NO_GROUPS, "ffn": ("hidden_dim",)},
+        code=code_of("distilbert"),
+        keys={**NO_GROUPS, "ffn": ("hidden_dim",)},
         rates={
             "hidden_dropout": (("dropout",), 0.1),
             "attention_dropout": (("attention_dropout",), 0.1),
@@ -1020,9 +979,9 @@ FAMILIES: dict[str, Family] = {
     # Encoder-decoders, and encoders of `encoders`: vision, sound, towers
     **ENCODERS,
     "t5": T5,
-    "mt5": replace(T5, code=_code("mt5"), adjust=("t5_gated",)),
+    "mt5": replace(T5, code=code_of("mt5"), adjust=("t5_gated",)),
     "umt5": replace(
-        T5, code=_code("umt5"), facts={**T5.facts, "relative_every_layer": True},
+        T5, code=code_of("umt5"), facts={**T5.facts, "relative_every_layer": True},
         adjust=("t5_gated",),
     ),
 }  # fmt: skip

@@ -7,7 +7,7 @@ and ``rules`` are read from the configuration, with the library's own default fo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 Keys = tuple[str, ...]
@@ -129,3 +129,25 @@ MEASURE_HINT = (
     "and a transformers that knows the type), then actcalc compare and plan layer.json"
 )
 """What to do with a configuration that no graph here describes."""
+
+
+RATE: dict[str, tuple[Keys, float]] = {"attention_dropout": (("attention_dropout",), 0.0)}
+"""The usual key of attention's dropout."""
+NO_GROUPS: dict[str, Keys] = {"kv_heads": ()}
+"""No key says how many heads keys and values have: as many as queries."""
+
+
+def more(base: Family, code: str, **changes: Any) -> Family:
+    """``base`` with ``changes``; mappings are merged, so that only differences are written."""
+    merged: dict[str, Any] = {
+        name: {**getattr(base, name), **value}
+        if isinstance(value, dict) and name != "experts"
+        else value
+        for name, value in changes.items()
+    }
+    return replace(base, code=code, **merged)
+
+
+def code_of(name: str) -> str:
+    """Where the library's code of a model is."""
+    return f"transformers 5.24, modeling_{name}.py"
