@@ -22,7 +22,7 @@ from actcalc.cost.kernels import Kernels, OpTimer
 from actcalc.cost.optime import OpTime
 from actcalc.cost.rates import Rates, rates_of
 from actcalc.errors import SpecError
-from actcalc.layers.core.algebra import added, most
+from actcalc.layers.core.algebra import added, least, most
 from actcalc.layers.core.either import real
 from actcalc.layers.core.graph import Collective, Graph
 from actcalc.layers.model import ModelGraph
@@ -51,6 +51,8 @@ class LayerTime:
     stalled: float = 0.0
     """Seconds of forward in which the device waits whatever comes before or after: the host itself
     waited for it and could not run ahead."""
+    lead: float = 0.0
+    """Of forward: seconds that only the first micro-batch of a step waits."""
 
     def __add__(self, other: LayerTime) -> LayerTime:
         return LayerTime(
@@ -62,28 +64,40 @@ class LayerTime:
             self.host_backward + other.host_backward,
             self.exchange + other.exchange,
             self.stalled + other.stalled,
+            self.lead + other.lead,
         )
 
     def __mul__(self, count: int) -> LayerTime:
         return LayerTime(*(count * seconds for seconds in vars(self).values()))
 
-    def paced(self) -> LayerTime:
-        """The same with what the device waits for the host, which runs ahead within these times.
+    @property
+    def later_forward(self) -> float:
+        """Forward in a micro-batch that is not the first of its step."""
+        return self.forward - self.lead
 
-        All that it waits is then ``stalled``, and part of forward and backward.
+    def paced(self) -> LayerTime:
+        """The same with what the device waits for the host, in the first micro-batch of a step.
+
+        A step begins with no launch in the queue: its losses and the norm of its gradients were
+        read. What the host needs longer for a forward is then waited for in it; backward begins
+        when both are through, and is over when the device has run what the host has launched.
+        Where backward keeps the device longer, the host gets ahead of it, and the next forward
+        begins with launches in the queue: ``lead`` seconds of the wait are not waited again, until
+        a forward and a backward take the longer of what device and host need for both.
         """
-        host = self.host_forward + self.host_backward
-        late = most(0.0, host - (self.forward + self.stalled + self.backward))
-        share = late / most(host, _NO_TIME)
+        device = self.forward + self.stalled
+        waits = most(0.0, self.host_forward - device)
+        forward = device + waits
+        late = most(0.0, self.host_forward + self.host_backward - (forward + self.backward))
+        ahead = most(0.0, self.backward - self.host_backward)
         return replace(
             self,
-            forward=self.forward + self.stalled + share * self.host_forward,
-            backward=self.backward + share * self.host_backward,
-            stalled=self.stalled + late,
+            forward=forward,
+            backward=self.backward + late,
+            stalled=self.stalled + waits + late,
+            lead=least(waits, ahead),
         )
 
-
-_NO_TIME = 1e-300
 
 NOTHING = LayerTime(0.0, 0.0, 0.0, 0.0)
 

@@ -47,9 +47,9 @@ class StepTime:
     microbatches: int
     """Micro-batches each replica runs."""
     forward: float
-    """Forward of one micro-batch through the busiest stage."""
+    """Forward of one micro-batch through the busiest stage: the device's own seconds."""
     backward: float
-    """Its backward, re-run included."""
+    """Its backward, re-run included, without waiting for the host."""
     rerun: float
     """Of that backward: forward work done again."""
     stage: int
@@ -89,10 +89,11 @@ def step_time(
         pairs = zip(each, more, strict=True)
         each = [[a + b for a, b in zip(*stage, strict=True)] for stage in pairs]
     times = [[chunk.paced() for chunk in stage] for stage in each]
-    pipeline, bubble = _pipeline(staged, times, handover(staged.graph, rates), batches)
+    steady, bubble = _pipeline(staged, times, handover(staged.graph, rates), batches)
     whole = [sum(stage, NOTHING) for stage in times]
     stage = max(range(len(whole)), key=lambda index: (whole[index].forward, whole[index].backward))
     busiest = whole[stage]
+    pipeline, alone = steady + busiest.lead, sum(each[stage], NOTHING)
     # Stages with the same layers take the same time: each kind is timed once.
     held = dict.fromkeys(tuple(staged.graphs(index)) for index in range(staged.run.layout.pp))
     gradients = _gradients(staged, _trained(staged, held), rates, busiest)
@@ -104,11 +105,11 @@ def step_time(
         gradients=gradients,
         optimizer=optimizer,
         microbatches=batches,
-        forward=busiest.forward,
-        backward=busiest.backward,
+        forward=alone.forward,
+        backward=alone.backward,
         rerun=busiest.rerun,
         stage=stage,
-        host=batches * busiest.stalled,
+        host=batches * (busiest.stalled - busiest.lead) + busiest.lead,
         exchange=batches * busiest.exchange,
     )
 
@@ -294,7 +295,7 @@ def _pipeline(
     layout = staged.run.layout
     if layout.pp == 1:
         chunk = times[0][0]
-        return count * (chunk.forward + chunk.backward), 0.0
+        return count * (chunk.later_forward + chunk.backward), 0.0
     from actcalc.cost.pipeline import makespan
 
     hidden = layout.vpp > 1 and hides_messages(staged.run)
@@ -307,7 +308,7 @@ def _pipeline(
         layout.pp,
         count,
         layout.vpp,
-        forward_seconds=[[occupied(chunk.forward) for chunk in stage] for stage in times],
+        forward_seconds=[[occupied(chunk.later_forward) for chunk in stage] for stage in times],
         backward_seconds=[[occupied(chunk.backward) for chunk in stage] for stage in times],
         weight_seconds=[[chunk.weight_gradient for chunk in stage] for stage in times],
         group=layout.microbatch_group,

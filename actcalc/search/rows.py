@@ -272,7 +272,7 @@ class CutRows:
         policies = len(self.tried.policy)
         if self.cut.pp == 1:
             (one,) = self._times.values()
-            whole: Any = one.forward + one.backward
+            whole: Any = one.later_forward + one.backward
             found: Floats = self.batches.rounds[rows.batch] * whole[self.own[rows.batch],
                                                                     rows.policy]  # fmt: skip
             return found
@@ -312,28 +312,29 @@ class CutRows:
 
         each = {
             chunk: Durations(
-                occupied(time.forward), occupied(time.backward), of(time.weight_gradient)
+                occupied(time.later_forward), occupied(time.backward), of(time.weight_gradient)
             )
             for chunk, time in self._times.items()
         }
         return [[each[chunk] for chunk in stage] for stage in self.stages]
 
     def _replicas(self, rows: Picked) -> Floats:
-        """Exposed seconds of the replicas' collectives, and the optimizer's."""
+        """Seconds of a step that are not its pipeline's: what the host's first launches take, the
+        exposed collectives of replicas, the optimizer."""
         run, different = self.lanes.run, list(dict.fromkeys(self.stages))
         layout = self.batches.layout[rows.batch]
         whole: Any = self.layouts.exchange(different)
         exchange = Reduction(*(one[layout, rows.zero] for one in whole))
         lane = self.own[rows.batch]
         stages = [sum((self._times[c] for c in stage), NOTHING) for stage in different]
-        forward, backward = (way[lane, rows.policy] for way in _busiest(stages))
+        forward, backward, lead = (way[lane, rows.policy] for way in _busiest(stages))
         exposed: Any = exchange.exposed(
             run.training, LayerTime(forward, 0.0, backward, 0.0), self.lanes.rates,
             overlaps=run.framework.overlaps_reduction,
         )  # fmt: skip
         piped = self.cut.pp > 1
         optimizer = [self.layouts.held(stage, piped=piped).optimizer for stage in different]
-        total: Floats = exposed + np.maximum.reduce(optimizer)[layout, rows.zero]
+        total: Floats = lead + exposed + np.maximum.reduce(optimizer)[layout, rows.zero]
         return total
 
 
@@ -343,14 +344,11 @@ def _time(fields: Floats, count: Ints | int = 1) -> LayerTime:
     return LayerTime(rerun=0.0, **dict(zip(SECONDS, columns, strict=True)))
 
 
-def _busiest(stages: Sequence[LayerTime]) -> tuple[Any, Any]:
-    """Forward and backward of the stage with the longest forward, then backward."""
-    forward: Any = stages[0].forward
-    backward: Any = stages[0].backward
-    for other in stages[1:]:
-        longer = (other.forward > forward) | (
-            (other.forward == forward) & (other.backward > backward)
-        )
-        forward = np.where(longer, other.forward, forward)
-        backward = np.where(longer, other.backward, backward)
-    return forward, backward
+def _busiest(stages: Sequence[LayerTime]) -> list[Any]:
+    """Forward, backward and lead of the stage with the longest forward, then backward."""
+    rows: list[list[Any]] = [[one.forward, one.backward, one.lead] for one in stages]
+    chosen = rows[0]
+    for other in rows[1:]:
+        longer = (other[0] > chosen[0]) | ((other[0] == chosen[0]) & (other[1] > chosen[1]))
+        chosen = [np.where(longer, new, old) for new, old in zip(other, chosen, strict=True)]
+    return chosen

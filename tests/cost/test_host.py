@@ -5,9 +5,15 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from actcalc.cost.collective import distinct
-from actcalc.cost.roofline import LayerTime
+from actcalc.cost.roofline import LayerTime, roofline_of
+from actcalc.cost.step import step_time
+from actcalc.io.runs import load_run
+from actcalc.run.staged import StagedRun
+from tests.sweeps import examples
 
 MOE = (
     "mfu", "qwen3-30b-a3b", "--ep", 8, "--etp", 1, "--dp", 8, "--zero", 1, "--seq", 4096,
@@ -20,14 +26,81 @@ def predicted(cli, *args):
     return cli(*args, "--json").json["prediction"]
 
 
-def test_the_host_runs_ahead_of_a_busy_device():
-    """Where the device needs longer, launches cost nothing; else the host sets the pace."""
-    busy = LayerTime(3.0, 0.0, 5.0, 1.0, host_forward=4.0, host_backward=3.0)
-    assert (busy.paced().forward, busy.paced().backward) == (3.0, 5.0)
-    idle = LayerTime(1.0, 0.0, 2.0, 1.0, host_forward=4.0, host_backward=3.0)
-    assert idle.paced().forward + idle.paced().backward == pytest.approx(7.0)
-    waited = LayerTime(3.0, 0.0, 5.0, 1.0, host_forward=4.0, host_backward=3.0, stalled=1.0)
-    assert waited.paced().forward + waited.paced().backward == pytest.approx(9.0)
+def paced(forward, backward, host_forward, host_backward, stalled=0.0):
+    """Forward, backward and what only the first forward waits."""
+    time = LayerTime(
+        forward, 0.0, backward, 0.0, host_forward=host_forward, host_backward=host_backward,
+        stalled=stalled,
+    ).paced()  # fmt: skip
+    return time.forward, time.backward, time.lead
+
+
+def test_the_host_sets_the_pace_where_it_is_slower():
+    assert paced(3, 5, 2, 3) == (3, 5, 0)  # the device needs longer: launches cost nothing
+    assert paced(1, 2, 4, 3) == (4, 3, 0)
+    assert paced(3, 5, 2, 7) == (3, 6, 0)  # one second ahead when backward begins
+    assert paced(3, 5, 4, 3) == (4, 5, 1)  # two ahead when the next forward begins: it waits none
+    assert paced(3, 4, 6, 3) == (6, 4, 1)
+    assert paced(3, 5, 4, 3, stalled=1) == (4, 5, 0)
+
+
+KERNELS = 2000
+SECONDS = st.floats(0.1, 10.0)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(SECONDS, SECONDS, SECONDS, SECONDS, st.integers(1, 4))
+def test_a_queue_of_launches(forward, backward, host_forward, host_backward, count):
+    """Against kernels that run one after the other, each once the host has launched it."""
+    device = launched = 0.0
+    first_forward = None
+    for work, host in ((forward, host_forward), (backward, host_backward)) * count:
+        for _ in range(KERNELS):
+            launched += host / KERNELS
+            device = max(device, launched) + work / KERNELS
+        first_forward = first_forward or device
+    first, again, lead = paced(forward, backward, host_forward, host_backward)
+    assert first == pytest.approx(first_forward, rel=0.01)
+    assert first + again + (count - 1) * (first - lead + again) == pytest.approx(device, rel=0.01)
+
+
+LADDER = ("none", "selective", "attention", "ffn", "full")
+
+
+@settings(max_examples=examples(120), deadline=None)
+@given(
+    model=st.sampled_from(("gpt2", "qwen3-30b-a3b")),
+    device=st.sampled_from(("rtx-3090-ti", "b200")),
+    framework=st.sampled_from((("transformers", 1), *(("megatron", pp) for pp in (1, 2, 4)))),
+    seq=st.sampled_from((64, 128, 256)),
+    dp=st.sampled_from((1, 2, 8, 16)),
+    batches=st.integers(1, 4),
+    pace=st.sampled_from((0.5, 1.0, 1.5, 2.0, 3.0)),
+    overlapped=st.booleans(),
+)
+@example(
+    model="dinov2-base", device="rtx-3090-ti", framework=("transformers", 1), seq=128, dp=8,
+    batches=1, pace=1.0, overlapped=False,
+)  # fmt: skip
+def test_running_more_again_is_never_faster(
+    model, device, framework, seq, dp, batches, pace, overlapped
+):
+    """Where launches take as long as kernels, and gradients are reduced beside backward."""
+    workload = {"seq": seq, "micro_batch": 1, "global_batch": batches * dp}
+    layout = {"pp": framework[1], "dp": dp, "zero": 1 if dp > 1 else 0}
+    run = load_run(
+        model, framework=framework[0], device=device, workload=workload, layout=layout,
+        training={"overlapped_reduction": overlapped and framework[0] == "megatron"},
+    )  # fmt: skip
+    staged = StagedRun(run)
+    roofline = roofline_of(staged, {"host_pace": pace})
+    none, selective, attention, ffn, full = (
+        step_time(staged.policy(name), roofline).total for name in LADDER
+    )
+    slack = 1 + 1e-12
+    assert none <= min(selective, ffn) * slack
+    assert selective <= attention * slack
+    assert max(attention, ffn) <= full * slack
 
 
 def test_small_kernels_wait_for_the_host(cli):

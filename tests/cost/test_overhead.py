@@ -179,3 +179,15 @@ def test_offloaded_activations_are_refused():
     run = run_of(training={"offload": "activations"})
     with pytest.raises(SpecError, match="offloaded activations"):
         overhead(run, ["full"])
+
+
+def test_what_a_host_is_late_with_is_a_part_of_its_own(cli):
+    """Launches of what runs again, where they and not the kernels set the pace."""
+    asked = ("explain", "overhead", "gpt2", "--framework", "megatron", "--device", "b200", "--seq",
+             128, "--micro-batch", 1, "--global-batch", 4, "--policy", "full")  # fmt: skip
+    (one,) = cli(*asked, "--json").json["overhead"]["policies"]
+    parts = {part["part"]: part["seconds"] for part in one["parts"]}
+    assert parts["waiting for the host"] > 5 * parts["ops that run again"] > 0
+    assert parts["weight gathers it hides"] == 0
+    grown = one["step_seconds"] - one["plain_step_seconds"]
+    assert sum(parts.values()) == pytest.approx(grown)

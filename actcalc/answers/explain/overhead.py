@@ -301,10 +301,13 @@ def _parts(plain: StepTime, step: StepTime) -> tuple[StepPart, ...]:
     rerun = count * difference(step.rerun, plain.rerun)
     longer = count * difference(step.backward, plain.backward)
     beside = difference(longer, rerun, of=step.pipeline)
-    pipeline = difference(step.pipeline - plain.pipeline, rerun + beside, of=step.pipeline)
+    launches = difference(step.host, plain.host, of=step.pipeline)
+    named = rerun + beside + launches
+    pipeline = difference(step.pipeline - plain.pipeline, named, of=step.pipeline)
     return (
         StepPart(part="ops that run again", seconds=rerun),
         StepPart(part="weight gathers it hides", seconds=beside),
+        StepPart(part="waiting for the host", seconds=launches),
         StepPart(part="waiting in the pipeline", seconds=pipeline),
         StepPart(part="gradient reduction", seconds=difference(step.gradients, plain.gradients)),
         StepPart(part="optimizer", seconds=difference(step.optimizer, plain.optimizer)),
