@@ -153,7 +153,7 @@ def frozen_flops(staged: StagedRun, policy: Policy) -> int:
         if graph.gradient != "passes" and stage.outcome(graph).detached:
             total += count * sum(int(op.backward_flops.value(sizes)) for op in graph.ops)
             continue
-        frozen = (op for op in graph.ops if op.kind == "linear" and not op.trains)
+        frozen = (op for op in graph.ops if op.kind == "linear" and not graph.trains(op))
         total += count * sum(model.op_flops[graph][op.name] for op in frozen)
     return total
 

@@ -13,12 +13,14 @@ backward with a load-balancing loss, 11 and 12 without, of which the gate is 2 a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from actcalc.cost.fp8 import Scaling, launches, scaling_of
 from actcalc.cost.optime import OpTime
 from actcalc.cost.rates import Rates
 from actcalc.layers.adapters import low_rank
+from actcalc.layers.core.algebra import Expr
 from actcalc.layers.core.either import real
 from actcalc.layers.core.graph import Graph, Op
 from actcalc.run.staged import StagedRun
@@ -97,7 +99,7 @@ class Host:
         if self.captured == "attention" and op.group == "attention":
             return Spent(0.0, 0.0)
         if op.kind == "linear":
-            own = self._product(op)
+            own = self._product(graph.factor(op))
             if low_rank(op.name) in op.outputs:
                 return Spent(
                     own.forward + _ADAPTER[0] * self.kernel,
@@ -110,9 +112,8 @@ class Host:
         forward, backward = self._launches(op, time)
         return Spent(forward * self.kernel, backward * self.kernel)
 
-    def _product(self, op: Op) -> Spent:
-        """A module with a product, or one product per local expert."""
-        shape = op.weights[0].shape
+    def _product(self, shape: Sequence[Expr]) -> Spent:
+        """A module with a product by a weight of that shape, or one product per local expert."""
         if len(shape) < 3:
             return Spent(self.product, self.product + self.inner)
         local = real(shape[0].value(self.sizes))

@@ -219,7 +219,7 @@ class OpTimer:
 
     def _products(self, op: Op) -> _Products:
         """A product and its two gradients, without collectives."""
-        shape = [real(dim.value(self.sizes)) for dim in op.weights[0].shape]
+        shape = [real(dim.value(self.sizes)) for dim in self.graph.factor(op)]
         outside, inside = shape[-2], shape[-1]
         local = shape[0] if len(shape) > 2 else 1.0
         rows = real(op.flops.value(self.wide)) / (2 * inside * outside) / local
@@ -252,7 +252,7 @@ class OpTimer:
             forward += self._moved(6 * parameters)
         if gradient.after:
             wgrad += self._moved(gradient.after * parameters, 2)
-        if op.name == "qkv" and len(op.weights[0].shape) == 2 and not self.run.vendor:
+        if op.name == "qkv" and len(shape) == 2 and not self.run.vendor:
             # Queries, keys and values are views of one tensor; their gradients are copied into one
             # (PyTorch: backward of split is cat; Transformer Engine's SplitAlongDim needs none).
             dgrad += self._moved(2 * rows * local * outside * result)
@@ -261,7 +261,7 @@ class OpTimer:
             if not self.run.eager and op.name == "qkv":
                 # Its bias is added by a kernel of its own; the others' join the kernel after them.
                 forward += self._moved(2 * rows * outside * result)
-        if not op.trains:
+        if not self.graph.trains(op):
             wgrad = 0.0  # a frozen weight has no gradient
         if self.run.training.lora_rank:
             beside = self._adapted(op, whole)

@@ -19,6 +19,7 @@ from actcalc.io.runs import load_run
 from actcalc.layers.core.graph import Collective
 from actcalc.policy.rules import NONE, parse_policy
 from actcalc.run.staged import StagedRun
+from tests.sweeps import sampled
 
 A100 = rates_of(load_device("a100-80gb"), "bf16")
 sizes = st.integers(1, 20000)
@@ -131,6 +132,24 @@ def test_policies_cost_what_they_run_again(name, framework):
         for time in roofline.ops(kind.graph):
             assert time.forward_seconds >= 0
             assert time.backward_seconds >= 0
+
+
+@pytest.mark.parametrize("name", sampled(presets.names("models"), ("deberta-v3-base",)))
+def test_every_preset_has_a_step(name):
+    roofline = roofline_of(StagedRun(load_run(name, device="h100-80gb")))
+    assert 0 < step_time(NONE, roofline).total <= step_time(parse_policy("full"), roofline).total
+
+
+def test_a_product_by_weights_of_another_op_is_one():
+    """DeBERTa projects its table of positions by the content's own weights."""
+    staged = StagedRun(load_run("deberta-v3-base", device="a100-80gb"))
+    layer = staged.main.graph
+    own, borrowed = layer.op("k"), layer.op("position_k")
+    assert not borrowed.weights
+    assert layer.factor(borrowed) == layer.factor(own)
+    assert layer.trains(borrowed)
+    times = {time.name: time for time in roofline_of(staged).ops(layer)}
+    assert times["position_k"].weight_gradient > 0
 
 
 @settings(deadline=None, max_examples=20)

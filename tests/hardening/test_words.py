@@ -90,12 +90,23 @@ def test_megatron_s_words_are_read_as_meant(option, word, meant, cli, tmp_path):
         ("policies: [" + ", ".join(f"block:{n}" for n in range(1, 90)) + "]", ["89 policies"]),
         ("policies: [ffn+ffn]", ["twice"]),
         ("layout: {pp: 4, pp: 2}", ["'pp' is given twice"]),
+        ("recipe: gpt2_recipe", ["NeMo", "name the model beside it"]),
     ],
 )  # fmt: skip
 def test_run_files(line, words, cli, tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(f"model: gpt2\n{line}\n")
     refused(cli(path), *words)
+
+
+@pytest.mark.parametrize("value", [7, True, {"a": 1}])
+def test_lists_of_a_config_are_lists(value, cli, tmp_path):
+    path = tmp_path / "config.json"
+    config = {"model_type": "deberta-v2", "hidden_size": 64, "num_hidden_layers": 2,
+              "num_attention_heads": 4, "intermediate_size": 256, "vocab_size": 1000,
+              "relative_attention": True, "pos_att_type": value}  # fmt: skip
+    path.write_text(json.dumps(config))
+    refused(cli("memory", path), "pos_att_type", "not a list")
 
 
 def test_a_policy_named_twice_is_one(cli, tmp_path):

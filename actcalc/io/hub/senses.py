@@ -105,8 +105,8 @@ def _deberta(reading: Reading) -> None:
     span = most if isinstance(most, int) and most > 0 else positions
     buckets = values.data.get("position_buckets", -1)
     span = buckets if isinstance(buckets, int) and buckets > 0 else span
-    kinds = values.data.get("pos_att_type") or []
-    kinds = kinds.split("|") if isinstance(kinds, str) else kinds
+    named = values.data.get("pos_att_type")
+    kinds = named.split("|") if isinstance(named, str) else values.items("pos_att_type") or ()
     fields["disentangled"] = {
         "span": span,
         "shared": values.flag("share_att_key", False),

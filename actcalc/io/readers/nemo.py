@@ -75,7 +75,8 @@ def recognises(data: Mapping[str, Any]) -> bool:
 def read(data: Mapping[str, Any], where: Document) -> Part:
     """What a configuration says: its fields as Megatron's options, read as those."""
     options: dict[str, Any] = {}
-    model = dict(data.get("model") or {})
+    whole = data.get("model")
+    model = dict(whole) if isinstance(whole, Mapping) else {}
     for name in ("config", "optim", "data", "peft"):
         inner = model.pop(name, None)
         if isinstance(inner, Mapping) and name == "config":

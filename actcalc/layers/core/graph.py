@@ -208,6 +208,20 @@ class Graph:
         """Number of parameters on one rank."""
         return total(weight.parameters for weight in self.weights)
 
+    def factor(self, op: Op) -> tuple[Expr, ...]:
+        """The shape of what a matrix product multiplies by: (outside, inside), experts before it.
+
+        Its own weight, or one that another op of the layer has.
+        """
+        if op.weights:
+            return op.weights[0].shape
+        source, out = (self.tensors[names[0]].shape for names in (op.inputs, op.outputs))
+        return out[-1], source[-1]
+
+    def trains(self, op: Op) -> bool:
+        """Whether a product makes a gradient of what it multiplies by, its own or another's."""
+        return op.trains if op.weights else any(other.trains for other in self.ops)
+
     def bytes_of(self, names: Iterable[str]) -> Expr:
         """Summed size of the named tensors, as one expression (bytes on one rank)."""
         return total(self.tensors[name].bytes for name in names)
