@@ -15,17 +15,23 @@ from actcalc.cost.collective import collective_seconds, send_seconds
 from actcalc.cost.optime import beside
 from actcalc.cost.optimizer import optimizer_time, rank_parameters
 from actcalc.cost.rates import Rates
+from actcalc.cost.replicas import (
+    logged_seconds,
+    reduced_bytes,
+    reduction,
+    scattered_seconds,
+    tied_seconds,
+)
 from actcalc.cost.roofline import NOTHING, LayerTime, Roofline
 from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import added, most
-from actcalc.layers.core.either import nothing, real
+from actcalc.layers.core.either import real
 from actcalc.layers.core.graph import Collective, Graph
 from actcalc.layers.model import ModelGraph
-from actcalc.memory.states import packed_bytes, packs, parameters_of, recipe, replicas
+from actcalc.memory.states import alike, packed_bytes, packs, parameters_of, recipe, replicas
 from actcalc.policy.rules import NONE, Policy
 from actcalc.run.staged import StagedRun
 from actcalc.specs.objectives import OBJECTIVES
-from actcalc.specs.recipes import Recipe
 from actcalc.specs.run import Run
 from actcalc.specs.training import Training
 
@@ -179,20 +185,22 @@ def _shards(roofline: Roofline, graph: Graph) -> _Shards:
         return _Shards(0.0, 0.0, fetch)
     rules = recipe(model, training)
     parameters = parameters_of(model, graph, training)
-    reduced = _reduced_bytes(training, rules)
+    reduced = reduced_bytes(training, rules)
     for group, expert, _ in parameters.groups():
         ranks = replicas(layout, training, expert=expert)
         stride = layout.ep * layout.expert_tp if expert else layout.tp
         found[0] += collective_seconds(
             Collective.ALL_GATHER, group.parameters * rules.gathered, ranks, stride, rates
         )
-        found[1] += collective_seconds(
-            Collective.REDUCE_SCATTER, group.trained * reduced, ranks, stride, rates
-        )
+        every = alike(layout, expert=expert)
+        found[1] += scattered_seconds(group.trained * reduced, every, ranks, stride, rates)
         if ranks > 1:  # each of these reads and writes everything
             unpack += 2 * rules.gathered * group.parameters / rates.memory
             divide += 2 * reduced * group.trained / rates.memory
     units = context.framework.sharded_units
+    if units == "listed":
+        listed = _listed(roofline, graph)
+        found = [seconds + listed for seconds in found]
     return _Shards(
         found[0],
         found[1],
@@ -200,6 +208,30 @@ def _shards(roofline: Roofline, graph: Graph) -> _Shards:
         unpack if units == "apart" else 0.0,
         divide if units == "flat" else 0.0,
     )
+
+
+# Host seconds of one gather of DeepSpeed 0.3 for each rank: 130 us before its launch and 250 of it,
+# over 8 ranks (deepspeedai/DeepSpeed issue 1069, on A100), all in loops over ranks.
+_LISTED_SECONDS = 380e-6 / 8
+# Weights of fewer elements stay whole (stage3_param_persistence_threshold).
+_PERSISTENT = 100_000
+
+
+def _listed(roofline: Roofline, graph: Graph) -> float:
+    """Seconds of the host for gathering one graph's weights one by one, into lists.
+
+    Each has a tensor for every rank, which a loop cuts out and another copies (DeepSpeed 0.3
+    runtime/zero/partition_parameters.py _allgather_param, _reduce_scatter_gradient; torch
+    ProcessGroupNCCL.cpp allgather).
+    """
+    model, training = roofline.model, roofline.training
+    layout = model.context.layout
+    total = 0.0
+    for weight in graph.weights:
+        elements = real(weight.parameters.value(model.sizes))
+        if elements > _PERSISTENT:
+            total += replicas(layout, training, expert=weight.expert)
+    return total * _LISTED_SECONDS * roofline.rates.shares.host_pace
 
 
 def _fetch(roofline: Roofline, graph: Graph) -> float:
@@ -226,8 +258,10 @@ def _sharded(roofline: Roofline, graph: Graph, time: LayerTime) -> LayerTime:
 
     Weights are gathered before its forward and again before its backward, gradients scattered
     after it, each beside the neighbouring layers' work (FSDP prefetches one layer). Without
-    prefetch the layer waits for its weights. Weights in host memory come the same way.
+    prefetch the layer waits for its weights. Weights in host memory come the same way. DeepSpeed
+    0.3 waits for the device before each gather, so that none runs beside anything.
     """
+    model = roofline.model
     gather, scatter, fetch, unpack, divide = _shards(roofline, graph)
     if not gather and not fetch:
         return time
@@ -236,7 +270,7 @@ def _sharded(roofline: Roofline, graph: Graph, time: LayerTime) -> LayerTime:
     share = roofline.rates.shares.communication_multiprocessors
     # a frozen layer that no gradient passes has no backward to gather for
     again, fetched = (gather, fetch) if time.backward else (0.0, 0.0)
-    if not roofline.training.prefetch:
+    if not roofline.training.prefetch or model.context.framework.sharded_units == "listed":
         return replace(
             time,
             forward=fetch + gather + forward,
@@ -335,76 +369,20 @@ def _trained(staged: StagedRun, held: Iterable[Sequence[Graph]]) -> tuple[int, i
     return best
 
 
-def _reduced_bytes(training: Training, rules: Recipe) -> int:
-    """Bytes of one gradient as replicas reduce it, unless the run says 16 bits.
-
-    Megatron's accumulate_allreduce_grads_in_fp32, FSDP's reduce_dtype.
-    """
-    return 2 if training.gradients_in_16_bit else rules.reduced
-
-
 def _gradients(
     staged: StagedRun, parameters: tuple[int, int], rates: Rates, busiest: LayerTime
 ) -> float:
-    """Exposed seconds of reducing gradients over replicas, and of gathering sharded weights.
+    """Exposed seconds of what ranks do together once: gradients, sharded weights, metrics.
 
-    ZeRO-3 has done it layer by layer.
+    ZeRO-3 has reduced and gathered layer by layer.
     """
-    training = staged.run.training
-    if staged.run.layout.zero == 3:
-        return 0.0
-    exchange = reduction(staged.graph, training, parameters, rates)
-    overlaps = staged.run.framework.overlaps_reduction
-    return exchange.exposed(training, busiest, rates, overlaps=overlaps)
-
-
-class Reduction(NamedTuple):
-    """Seconds of the collectives of replicas once in a step, each alone on its links."""
-
-    reduced: float
-    """Of reducing gradients."""
-    gathered: float
-    """Of gathering what sharded states updated."""
-
-    def exposed(
-        self, training: Training, busiest: LayerTime, rates: Rates, *, overlaps: bool
-    ) -> float:
-        """Seconds that nothing hides; the work beside them is the ``busiest`` stage's.
-
-        PyTorch's DDP reduces beside the last backward (``overlaps``); Megatron reduces after it
-        unless told to overlap (overlap_grad_reduce is off by default), and gathers what its
-        distributed optimizer updated before the next step unless told to do it beside that step's
-        first forward (overlap_param_gather).
-        """
-        share = rates.shares.communication_multiprocessors
-        reduced, gathered = self
-        if overlaps or training.overlapped_reduction:
-            reduced = beside(busiest.backward, reduced, share) - busiest.backward
-        if training.overlapped_gather:
-            gathered = beside(busiest.forward, gathered, share) - busiest.forward
-        return reduced + gathered
-
-
-def reduction(
-    model: ModelGraph, training: Training, parameters: tuple[int, int], rates: Rates
-) -> Reduction:
-    """The collectives of a rank with so many trained parameters: of all replicas, and experts'."""
-    layout = model.context.layout
-    replicas = layout.dp * layout.cp
-    dense, experts = parameters
-    rules = recipe(model, training)
-    element = _reduced_bytes(training, rules)
-    whole = layout.zero == 0 or (layout.zero == 1 and rules.reduced_whole)
-    kind = Collective.ALL_REDUCE if whole else Collective.REDUCE_SCATTER
-    reduced = gathered = 0.0
-    groups = [(dense, replicas, layout.tp)]
-    if not nothing(experts):
-        over = most(1, replicas * layout.tp // (layout.ep * layout.expert_tp))
-        groups.append((experts, over, layout.ep * layout.expert_tp))
-    for count, size, stride in groups:
-        reduced += collective_seconds(kind, count * element, size, stride, rates)
-        if layout.zero:
-            gathered += collective_seconds(
-                Collective.ALL_GATHER, count * model.context.act.itemsize, size, stride, rates
-            )
-    return Reduction(reduced, gathered)
+    run, layout = staged.run, staged.run.layout
+    after = logged_seconds(run.training, run.framework, rates, layout.devices)
+    if layout.pp > 1:
+        away = (layout.pp - 1) * layout.tp * layout.cp * layout.dp
+        after += tied_seconds(staged.graph, run.training, rates, away)
+    if layout.zero == 3:
+        return float(after)
+    exchange = reduction(staged.graph, run.training, parameters, rates)
+    overlaps = run.framework.overlaps_reduction
+    return float(after + exchange.exposed(run.training, busiest, rates, overlaps=overlaps))

@@ -250,11 +250,15 @@ class States:
         return self.weights + self.gradients + self.optimizer
 
 
+def alike(layout: Layout, *, expert: bool) -> int:
+    """Ranks whose gradients of parameters of that kind are summed."""
+    ranks: int = layout.dp * layout.cp
+    return most(1, ranks * layout.tp // (layout.ep * layout.expert_tp)) if expert else ranks
+
+
 def replicas(layout: Layout, training: Training, *, expert: bool, states: bool = False) -> int:
     """Ranks over which ZeRO shards parameters of that kind, or their optimizer states."""
-    ranks = layout.dp * layout.cp
-    if expert:
-        ranks = most(1, ranks * layout.tp // (layout.ep * layout.expert_tp))
+    ranks = alike(layout, expert=expert)
     if training.shards is not None:
         ranks = least(ranks, training.shards)
     if not (states and training.instances_share_states):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from actcalc.cost.flops import model_flops
 from actcalc.cost.rates import Rates
+from actcalc.cost.replicas import tied_seconds
 from actcalc.cost.roofline import LayerTime, Roofline
 from actcalc.cost.step import handover
 from actcalc.layers.core.context import sizes_of
@@ -215,6 +216,11 @@ class Family:
         degrees = Degrees(sizes["t"], sizes["c"], sizes["e"], sizes["x"], pp=2, sp=sp)
         stride = self.rates.node if far else 1
         return self.column(handover(at_layout(self.model, degrees), self.rates, stride))
+
+    def tied(self, *, far: bool) -> Floats:
+        """Seconds of summing a tied table's gradients of two stages in a node, or out of it."""
+        stride = self.rates.node if far else 1
+        return self.column(tied_seconds(self.model, self.staged.run.training, self.rates, stride))
 
     def flops(self) -> Floats:
         """Model FLOPs of one sequence, over all ranks, by lane."""

@@ -119,6 +119,11 @@ class Lanes:
         found: Floats = self._table(("handover", far), lambda family: family.handover(far=far))
         return found
 
+    def tied(self, *, far: bool) -> Floats:
+        """Seconds by lane of summing a tied table's gradients, inside a node or out of it."""
+        found: Floats = self._table(("tied", far), lambda family: family.tied(far=far))
+        return found
+
     def flops(self) -> Floats:
         """Model FLOPs of one sequence by lane."""
         found: Floats = self._table("flops", lambda family: family.flops())

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from actcalc.cost.optimizer import optimizer_time
-from actcalc.cost.step import Reduction, reduction
+from actcalc.cost.replicas import Reduction, reduction
 from actcalc.layers.core.either import greatest
 from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actcalc.cost.makespans import Durations, makespans
+from actcalc.cost.replicas import Reduction, logged_seconds
 from actcalc.cost.roofline import NOTHING, LayerTime
-from actcalc.cost.step import Reduction, hides_messages
+from actcalc.cost.step import hides_messages
 from actcalc.layers.core.algebra import most
 from actcalc.memory.parts import EMBEDDING, HEAD, PREDICTION
 from actcalc.run.schedule.held import fullest, steady_length
@@ -335,7 +336,20 @@ class CutRows:
         piped = self.cut.pp > 1
         optimizer = [self.layouts.held(stage, piped=piped).optimizer for stage in different]
         total: Floats = lead + exposed + np.maximum.reduce(optimizer)[layout, rows.zero]
-        return total
+        return total + self._after[rows.batch]
+
+    @cached_property
+    def _after(self) -> Floats:
+        """Seconds of what all ranks do together when gradients are reduced, by batch."""
+        run, rates, pp = self.lanes.run, self.lanes.rates, self.cut.pp
+        inside = self.batches.inside
+        found: Floats = np.zeros(len(self.batches)) + logged_seconds(
+            run.training, run.framework, rates, inside * pp
+        )
+        if pp > 1:
+            near, away = (self.lanes.tied(far=there)[self.batches.lane] for there in (False, True))
+            found += np.where(inside * (pp - 1) >= rates.node, away, near)
+        return found
 
 
 def _time(fields: Floats, count: Ints | int = 1) -> LayerTime:

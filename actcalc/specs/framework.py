@@ -154,10 +154,11 @@ class Framework(Spec):
     """Where weights are sharded in units, embedding and head lie in the outermost one, which stays
     gathered."""
 
-    sharded_units: Literal["flat", "apart", "buffer"]
+    sharded_units: Literal["flat", "apart", "buffer", "listed"]
     """How a unit of sharded weights lies once it is gathered: as one flat tensor, whose gradient a
     kernel divides before it is reduced (FullyShardedDataParallel); in tensors of their own, copied
-    out of what was gathered (fully_shard); in a buffer that is used as it is."""
+    out of what was gathered (fully_shard); in a buffer that is used as it is; each weight by
+    itself, waited for, in a list of one tensor a rank (DeepSpeed 0.3)."""
 
     # --- buffers and messages ---
     gather_buffer: Literal["none", "head", "all"]
