@@ -220,6 +220,7 @@ def _split_scan(
     if outproj_weight is not None:
         if torch.is_autocast_enabled("cuda"):
             outproj_weight = outproj_weight.to(torch.get_autocast_dtype("cuda"))
+        like["dtype"] = outproj_weight.dtype
         out = torch.empty((batch, length, outproj_weight.shape[0]), **like)
     return out, [*kept, outproj_weight, outproj_bias]
 

@@ -2,9 +2,20 @@
 
 from actcalc.specs.framework import Framework
 from actcalc.specs.kernels import KernelOptions
+from actcalc.specs.layer import LayerKind
 from actcalc.specs.layout import Layout
-from actcalc.specs.model import LayerKind, Model
-from actcalc.specs.parts import Compression, Disentangled, Indexer, Linear, Mamba, Mla, Moe, Sizes
+from actcalc.specs.model import Model
+from actcalc.specs.parts import (
+    Compression,
+    Disentangled,
+    Indexer,
+    Linear,
+    Mamba,
+    Mla,
+    Moe,
+    Shared,
+    Sizes,
+)
 from actcalc.specs.tower import Tower
 from actcalc.specs.workload import Workload
 
@@ -21,6 +32,7 @@ __all__ = [
     "Mla",
     "Model",
     "Moe",
+    "Shared",
     "Sizes",
     "Tower",
     "Workload",

@@ -330,6 +330,8 @@ _PYTORCH: Mapping[str, Kind] = {
         "state-space mixers",
         {
             "fused": "one function from mamba-ssm (modeling_mamba2.py, modeling_mamba.py)",
+            "fused_scaled": "the same, of numbers' products with input and projection "
+            "(modeling_falcon_h1.py)",
             "apart": "convolution, norms and scan in turn (modeling_jamba.py)",
         },
     ),

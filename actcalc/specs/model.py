@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from actcalc.errors import SpecError
 from actcalc.specs.base import MAX_LAYERS, Cap, Count, Layers, MoreLayers, Rate, Size, Spec
+from actcalc.specs.layer import ATTENDS, MIXERS, AttentionKind, LayerKind, LayerWord, Mixer, MlpKind
 from actcalc.specs.parts import (
     Compression,
     Disentangled,
@@ -18,6 +19,7 @@ from actcalc.specs.parts import (
     Mamba,
     Mla,
     Moe,
+    Shared,
     Sizes,
     nearest_divisor,
 )
@@ -34,46 +36,12 @@ Activation = Literal[
     "silu",
     "swiglu_oai",
 ]
-AttentionKind = Literal["full", "sliding", "chunked", "sparse", "compressed"]
-Mixer = Literal["attention", "mamba", "linear", "none"]
-LayerWord = Literal["full", "sliding", "chunked", "sparse", "compressed", "mamba", "linear", "none"]
-MlpKind = Literal["dense", "moe", "none"]
-_MIXERS: dict[str, Mixer] = {"mamba": "mamba", "linear": "linear", "none": "none"}
 
-
-class LayerKind(NamedTuple):
-    """What one layer is: kind of attention, its window (0: none), kind of feed-forward.
-
-    ``mixer`` says what stands where attention is: a state-space mixer, linear attention, or
-    nothing. ``mlp`` may be none too.
-    """
-
-    attention: AttentionKind
-    window: int
-    mlp: MlpKind
-    rotary: bool
-    cross: bool = False
-    mixer: Mixer = "attention"
-    sizes: tuple[tuple[str, int], ...] = ()
-    """Sizes that differ from the model's, by name."""
-    bare: bool = False
-    """No norm before its attention: the embedding's serves."""
-
-    @property
-    def label(self) -> str:
-        """A short name, e.g. ``dense``, ``moe``, ``sliding+moe``, ``linear+moe``, ``mamba``."""
-        if self.mixer == "none":
-            return {"dense": "feed-forward", "moe": "experts", "none": "nothing"}[self.mlp]
-        if self.mixer in ("mamba", "linear"):
-            more = {"dense": "+dense" if self.mixer == "mamba" else "", "moe": "+moe", "none": ""}
-            return self.mixer + more[self.mlp]
-        if self.mlp == "none":
-            return "attention" if self.attention == "full" else f"{self.attention} attention"
-        parts: list[str] = [] if self.attention == "full" else [self.attention]
-        parts += ["decoder"] if self.cross else []
-        parts += ["first"] if self.bare else []
-        parts += [self.mlp] if self.mlp == "moe" else []
-        return "+".join(parts) or "dense"
+PARTS: dict[str, type[Spec]] = {
+    "moe": Moe, "mla": Mla, "compression": Compression, "indexer": Indexer, "mamba": Mamba,
+    "tower": Tower, "shared": Shared, "disentangled": Disentangled, "linear": Linear,
+}  # fmt: skip
+"""Fields of a model that are specs of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -125,8 +93,9 @@ class Model(Spec):
     """Kind of normalisation; gemma_rmsnorm multiplies by (1 + weight) in fp32."""
     norm_bias: bool = True
     """A LayerNorm has a bias (ignored by the other kinds)."""
-    norm_placement: Literal["pre", "post", "sandwich", "post_sublayer"] = "pre"
-    """pre; post (BERT: after the residual); sandwich (Gemma 2: both); post_sublayer (OLMo 2)."""
+    norm_placement: Literal["pre", "normed_stream", "post", "sandwich", "post_sublayer"] = "pre"
+    """pre; normed_stream (MiniMax-01: parts are added to what the norm before them gives); post
+    (BERT: after the residual); sandwich (Gemma 2: both); post_sublayer (OLMo 2)."""
     first_norm: bool = True
     """The first layer has a norm before its attention (ModernBERT: the embedding's serves)."""
     fp32_stream: bool = False
@@ -181,8 +150,8 @@ class Model(Spec):
     window: Count = 0
     """Sliding-window or chunk length for the layers that have one (0: none)."""
     attention_pattern: tuple[LayerWord, ...] = ()
-    """What mixes tokens in each layer: a kind of attention, mamba, linear, or none; empty means
-    all full attention (all sliding if window is set)."""
+    """What mixes tokens in each layer: a kind of attention, mamba, both side by side, mamba after
+    a shared block, linear, or none; empty means all full attention, or sliding if window is set."""
     mlp_pattern: tuple[MlpKind, ...] = ()
     """Kind of feed-forward per layer, none included; empty means all dense, or all moe if ``moe``
     is given."""
@@ -208,6 +177,8 @@ class Model(Spec):
     """Multi-token-prediction layers after the last one (DeepSeek-V3: 1)."""
     mamba: Mamba | None = None
     """State-space mixer, if any layer is one."""
+    shared: Shared | None = None
+    """Blocks that several layers run, if any does."""
     disentangled: Disentangled | None = None
     """Attention scores of content and of position apart, if used."""
     linear: Linear | None = None
@@ -269,22 +240,9 @@ class Model(Spec):
     """Dropout after the feed-forward's activation function, in training (T5, BioGPT)."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.moe, dict):
-            self._set(moe=Moe(**self.moe))
-        if isinstance(self.mla, dict):
-            self._set(mla=Mla(**self.mla))
-        if isinstance(self.compression, dict):
-            self._set(compression=Compression(**self.compression))
-        if isinstance(self.indexer, dict):
-            self._set(indexer=Indexer(**self.indexer))
-        if isinstance(self.mamba, dict):
-            self._set(mamba=Mamba(**self.mamba))
-        if isinstance(self.tower, dict):
-            self._set(tower=Tower(**self.tower))
-        if isinstance(self.disentangled, dict):
-            self._set(disentangled=Disentangled(**self.disentangled))
-        if isinstance(self.linear, dict):
-            self._set(linear=Linear(**self.linear))
+        for name, kind in PARTS.items():
+            if isinstance(value := getattr(self, name), dict):
+                self._set(**{name: kind(**value)})
         for name in ("attention_pattern", "mlp_pattern", "no_rope_layers"):
             self._set(**{name: tuple(getattr(self, name))})
         each = (Sizes(**sizes) if isinstance(sizes, dict) else sizes for sizes in self.layer_sizes)
@@ -339,8 +297,9 @@ class Model(Spec):
                 "attention_pattern names compressed layers but compression is missing",
                 "describe compression",
             )
-        for name in ("mamba", "linear"):
-            if name in self.attention_pattern and getattr(self, name) is None:
+        for name in ("mamba", "linear", "shared"):
+            used = any(name in word.split("+") for word in self.attention_pattern)
+            if used and getattr(self, name) is None:
                 raise SpecError(
                     f"attention_pattern names {name} layers but {name} is missing",
                     f"describe {name}",
@@ -422,11 +381,11 @@ class Model(Spec):
         mlp: MlpKind = "moe" if self.moe else "dense"
         if self.mlp_pattern:
             mlp = self.mlp_pattern[index]
-        mixer = _MIXERS.get(word, "attention")
+        mixer = MIXERS.get(word, "attention")
         attention: AttentionKind = "full"
         if word in ("sliding", "chunked", "sparse", "compressed"):
             attention = word
-        rotary = mixer == "attention" and self.position == "rotary"
+        rotary = mixer in ATTENDS and self.position == "rotary"
         return LayerKind(
             attention=attention,
             window=0 if attention == "full" else self.window,
@@ -436,7 +395,13 @@ class Model(Spec):
             mixer=mixer,
             sizes=self._own(index, mixer, mlp),
             bare=index == 0 and not self.first_norm,
+            block=self._block(index) if mixer == "shared+mamba" else 0,
         )
+
+    def _block(self, index: int) -> int:
+        """Which block of those that layers share by turns is that layer's, from 1."""
+        before = self.attention_pattern[:index].count("shared+mamba")
+        return 1 + before % self.shared.blocks if self.shared else 0
 
     def _own(self, index: int, mixer: Mixer, mlp: MlpKind) -> tuple[tuple[str, int], ...]:
         """Sizes of a layer's parts that differ from the model's."""
@@ -446,7 +411,7 @@ class Model(Spec):
         return tuple(
             (name, size)
             for name, size in self.layer_sizes[index].own.items()
-            if size != getattr(self, name) and parts.get(name, mixer == "attention")
+            if size != getattr(self, name) and parts.get(name, mixer in ATTENDS)
         )
 
     def of_kind(self, kind: LayerKind) -> Model:

@@ -185,6 +185,22 @@ class Mamba(Spec):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Shared(Spec):
+    """Blocks of attention and feed-forward, each run by several layers before a state-space mixer
+    of their own (Zamba2, Glorioso et al. 2024, arXiv:2411.15242).
+
+    A block reads the stream beside the embedding's output, twice the hidden width.
+    """
+
+    blocks: Size = 1
+    """Blocks, which layers run by turns."""
+    rank: Size
+    """Rank of what each layer adds to the projections of a block."""
+    in_attention: bool = False
+    """Layers add to the projections of queries, keys and values too."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Disentangled(Spec):
     """Attention that scores content and relative position apart (He et al. 2020, arXiv:2006.03654;
     DeBERTa-v2 and v3)."""
@@ -203,11 +219,13 @@ class Disentangled(Spec):
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Linear(Spec):
-    """Linear attention: a state per head that a delta rule writes (gated delta nets, KDA)."""
+    """Linear attention: a state per head that a delta rule writes (gated delta nets, KDA), or that
+    fades at a fixed rate (lightning attention)."""
 
-    rule: Literal["gated_delta", "kimi_delta"] = "gated_delta"
-    """A decay per head (Yang et al. 2024, arXiv:2412.06464; Qwen3-Next), or one per channel of
-    the keys, made by a projection of low rank (Kimi Linear)."""
+    rule: Literal["gated_delta", "kimi_delta", "lightning"] = "gated_delta"
+    """A decay per head (Yang et al. 2024, arXiv:2412.06464; Qwen3-Next), one per channel of the
+    keys, made by a projection of low rank (Kimi Linear), or none that is learned (Qin et al. 2024,
+    arXiv:2405.17381; MiniMax-01)."""
     key_heads: Size
     """Heads of queries and keys."""
     value_heads: Size
@@ -217,7 +235,10 @@ class Linear(Spec):
     value_dim: Size
     """Width of one head's values."""
     conv: Size = 4
-    """Tokens that the short convolution of queries, keys and values spans."""
+    """Tokens that the short convolution of queries, keys and values spans; lightning attention has
+    none."""
+    block: Size = 256
+    """Tokens that lightning attention handles at once."""
     doubled: bool = False
     """Writing strengths reach up to 2, so that eigenvalues may be negative (OLMo Hybrid)."""
 

@@ -89,13 +89,9 @@ def _explain(kind: type[Spec], error: ValidationError, what: str) -> SpecError:
 def _inside(kind: type[Spec], path: Sequence[Any]) -> type[Spec]:
     """The nested spec that ``path`` leads to, or ``kind`` itself."""
     from actcalc.specs.kernels import KernelOptions
-    from actcalc.specs.parts import Indexer, Linear, Mamba, Mla, Moe
-    from actcalc.specs.tower import Tower
+    from actcalc.specs.model import PARTS
 
-    nested: dict[Any, type[Spec]] = {
-        "moe": Moe, "mla": Mla, "mamba": Mamba, "linear": Linear, "indexer": Indexer,
-        "tower": Tower, "kernels": KernelOptions,
-    }  # fmt: skip
+    nested: dict[Any, type[Spec]] = {**PARTS, "kernels": KernelOptions}
     return nested.get(path[-1], kind) if path else kind
 
 

@@ -31,8 +31,10 @@ TENSORS: dict[str, list[dict[str, Any]]] = {
     for record in json.loads((DATA / "transformers_saved_tensors.json").read_text())["records"]
 }
 TRACED: dict[str, Any] = json.loads((DATA / "transformers_traced.json").read_text())
+MIXERS: dict[str, Any] = json.loads((DATA / "mixers_traced.json").read_text())
+MODELS = [*TRACED["models"], *MIXERS["models"]]
 CONFIGS: dict[str, dict[str, Any]] = TRACED["recorded_configs"]
-SMALL = [(model, case) for model in TRACED["models"] for case in model["cases"]]
+SMALL = [(model, case) for model in MODELS for case in model["cases"]]
 PRECISION = {"fp32 params + autocast bf16": "amp-bf16"}
 
 
@@ -304,7 +306,7 @@ def test_flash_package_has_no_fp32_kernel():
 
 
 @given(
-    st.sampled_from([model["config"] for model in TRACED["models"]]),
+    st.sampled_from([model["config"] for model in MODELS]),
     st.integers(1, 300),
     st.integers(1, 4),
     st.sampled_from(["eager", "sdpa", "flash"]),

@@ -12,7 +12,7 @@ from actcalc.io.hub.reading import Reading
 from actcalc.io.hub.senses import SENSES
 from actcalc.specs.base import MAX_LAYERS
 
-_POST_NORM = "apply_residual_connection_post_layernorm"
+POST_NORM = "apply_residual_connection_post_layernorm"
 
 
 def _adjust(name: str) -> Callable[[Callable[[Reading], None]], Callable[[Reading], None]]:
@@ -174,11 +174,8 @@ def _two_more_positions(reading: Reading) -> None:
 
 @_adjust("bloom")
 def _bloom(reading: Reading) -> None:
-    if reading.values.flag(_POST_NORM, False):
-        raise reading.values.wrong(
-            _POST_NORM, "a residual after the norm is not described",
-            "describe the model as YAML",
-        )  # fmt: skip
+    if reading.values.flag(POST_NORM, False):
+        reading.fields["norm_placement"] = "normed_stream"
 
 
 @_adjust("mpt")
@@ -242,11 +239,8 @@ def _chatglm(reading: Reading) -> None:
         fields["kv_heads"] = fields["heads"]
     if not values.flag("rmsnorm", True):
         fields["norm"] = "layernorm"
-    if values.flag(_POST_NORM, False):
-        raise values.wrong(
-            _POST_NORM, "a residual after the norm is not described",
-            "describe the model as YAML",
-        )  # fmt: skip
+    if values.flag(POST_NORM, False):
+        fields["norm_placement"] = "normed_stream"
     if values.flag("add_bias_linear", False):
         fields["qkv_bias"] = True
 

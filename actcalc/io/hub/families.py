@@ -11,6 +11,8 @@ from dataclasses import replace
 from actcalc.io.hub.encoders import BERT, ENCODERS
 from actcalc.io.hub.family import NO_GROUPS, RATE, Experts, Family, Keys, code_of, more
 
+_LINEAR = {"linear_attention": "linear"}
+_STATE_SPACE = {"mamba": "mamba", "linear_attention": "mamba"}
 _LOCAL: Keys = ("num_local_experts", "num_experts")
 _ALL_BIAS = {"qkv_bias": ("attention_bias", False), "out_bias": ("attention_bias", False)}
 
@@ -72,7 +74,7 @@ QWEN3_NEXT = replace(
         **_PLAIN.facts, "norm": "gemma_rmsnorm", "qk_norm": "head", "attention_gate": "packed",
     },
     windows="linear",
-    mixers=("linear_attention",),
+    mixers=_LINEAR,
     rotary=0.25,
     experts=replace(
         _QWEN_EXPERTS, shared_width=("shared_expert_intermediate_size",),
@@ -251,7 +253,7 @@ DEEPSEEK_V3 = replace(
 DEEPSEEK_V32 = replace(
     DEEPSEEK_V3,
     code=code_of("deepseek_v32"),
-    mixers=("indexed_attention",),
+    mixers={"indexed_attention": "full"},
     experts=replace(DEEPSEEK_V3.experts or Experts(), layers="listed_first_3_dense"),
     adjust=(*DEEPSEEK_V3.adjust, "indexer"),
 )
@@ -295,7 +297,6 @@ FALCON = Family(
     wide=True,
     adjust=("falcon",),
 )
-_STATE_SPACE: Keys = ("mamba", "linear_attention")
 _MAMBA = Family(
     code=code_of("mamba"),
     facts={"position": "none", "norm": "rmsnorm"},
@@ -421,6 +422,16 @@ FAMILIES: dict[str, Family] = {
         windows="uniform",
         experts=Experts(count=_LOCAL, width=("intermediate_size",)),
         defaults={"kv_heads": 8},
+    ),
+    "minimax": replace(
+        _PLAIN,
+        code=code_of("minimax"),
+        facts={**_PLAIN.facts, "norm_placement": "normed_stream"},
+        windows="every_2_linear",
+        mixers=_LINEAR,
+        experts=Experts(count=_LOCAL, width=("intermediate_size",)),
+        defaults={"kv_heads": 8},
+        adjust=("lightning",),
     ),
     "minimax_m2": replace(
         _PLAIN,
@@ -691,7 +702,7 @@ FAMILIES: dict[str, Family] = {
     "olmo2": OLMO2,
     "olmo3": replace(OLMO2, code=code_of("olmo3"), windows="every_4", window_default=4096),
     "olmo_hybrid": replace(
-        OLMO2, code=code_of("olmo_hybrid"), windows="linear_and_last", mixers=("linear_attention",),
+        OLMO2, code=code_of("olmo_hybrid"), windows="linear_and_last", mixers=_LINEAR,
         adjust=("gated_delta_olmo",),
     ),
     "olmoe": replace(
@@ -731,7 +742,9 @@ FAMILIES: dict[str, Family] = {
         keys={"ffn": ()},
         windows="compressed",
         window_default=128,
-        mixers=("compressed_sparse_attention", "heavily_compressed_attention"),
+        mixers={
+            "compressed_sparse_attention": "sparse", "heavily_compressed_attention": "compressed",
+        },
         experts=replace(
             DEEPSEEK_V3.experts or Experts(), layers="all", router="sqrtsoftplus",
             normalize=("", True),
@@ -748,7 +761,7 @@ FAMILIES: dict[str, Family] = {
         code=code_of("kimi_linear"),
         facts={**_PLAIN.facts, "position": "none"},
         windows="kimi",
-        mixers=("linear_attention",),
+        mixers=_LINEAR,
         experts=replace(
             DEEPSEEK_V3.experts or Experts(),
             layers="listed_first_dense",
@@ -862,7 +875,7 @@ FAMILIES: dict[str, Family] = {
         flags={**_ALL_BIAS, "mlp_bias": ("mlp_bias", False)},
         activation=("mlp_hidden_act", "relu2"),
         windows="lettered",
-        mixers=(*_STATE_SPACE, "moe", "mlp"),
+        mixers={**_STATE_SPACE, "moe": "moe", "mlp": "mlp"},
         defaults={"head_dim": 128, "kv_heads": 8},
         experts=replace(
             DEEPSEEK_V3.experts or Experts(), count=("n_routed_experts",), layers="lettered",
@@ -885,6 +898,25 @@ FAMILIES: dict[str, Family] = {
         _ATTENTION_BIAS, code=code_of("bamba"), windows="bamba", mixers=_STATE_SPACE, rotary=0.5,
         flags={**_ALL_BIAS, "mlp_bias": ("mlp_bias", False)},
         defaults={"kv_heads": 8}, adjust=("mamba_bamba",),
+    ),
+    "falcon_h1": replace(
+        LLAMA,
+        code=code_of("falcon_h1"),
+        windows="beside_mamba",
+        mixers={"hybrid": "mamba+attention"},
+        defaults={"kv_heads": 8}, adjust=("falcon_h1",),
+    ),
+    "zamba2": replace(
+        _PLAIN,
+        code=code_of("zamba2"),
+        facts={**_PLAIN.facts, "packed_gate": True},
+        flags={"mlp_bias": ("add_bias_linear", False)},
+        activation=("hidden_act", "gelu"),
+        tied=True,
+        wide=True,
+        windows="zamba2",
+        mixers={**_STATE_SPACE, "hybrid": "shared+mamba"},
+        adjust=("zamba2",),
     ),
     "granitemoehybrid": replace(
         GRANITE_MOE,

@@ -80,8 +80,9 @@ class Family:
     """Mixture of experts."""
     latent: bool = False
     """Multi-head latent attention."""
-    mixers: Keys = ()
-    """Words of ``layer_types`` beside attention's that the type has (linear_attention)."""
+    mixers: Mapping[str, str] = field(default_factory=dict)
+    """Words of ``layer_types`` beside attention's that the type has, and the model's word for
+    each."""
     eager: bool = False
     """The library has no scaled_dot_product_attention for the type: eager is its default."""
     adjust: Keys = ()

@@ -212,6 +212,65 @@ def _mamba_bamba(reading: Reading) -> None:
     }
 
 
+@_adjust("falcon_h1")
+def _falcon_h1(reading: Reading) -> None:
+    """A mixer as wide as ``mamba_d_ssm``, whose gated norm may be left out."""
+    values = reading.values
+    _mamba_bamba(reading)
+    mamba = reading.fields["mamba"]
+    expanded = values.named("mamba_d_ssm") and not values.has("mamba_d_ssm")
+    width = _expanded(reading, "mamba_expand") if expanded else values.size(("mamba_d_ssm",))
+    width = width or 1024
+    if values.data.get("mamba_d_head") in (None, "auto"):
+        mamba["head_dim"] = width // mamba["heads"]
+    mamba["norm"] = values.flag("mamba_rms_norm", False)
+    if mamba["heads"] * mamba["head_dim"] != width:
+        raise values.wrong(
+            "mamba_d_ssm", f"not {mamba['heads']} heads of {mamba['head_dim']}",
+            "set mamba_n_heads and mamba_d_head to its factors",
+        )  # fmt: skip
+    if values.flag("projectors_bias", False) != mamba["bias"]:
+        raise values.wrong("projectors_bias", "not mamba_proj_bias", "set both alike")
+
+
+@_adjust("lightning")
+def _lightning(reading: Reading) -> None:
+    """Lightning attention has a key and a value for each of attention's heads."""
+    fields, values = reading.fields, reading.values
+    width = fields.get("head_dim") or fields["hidden"] // fields["heads"]
+    fields["linear"] = {
+        "rule": "lightning", "key_heads": fields["heads"], "value_heads": fields["heads"],
+        "key_dim": width, "value_dim": width, "block": values.size(("block_size",)) or 256,
+    }  # fmt: skip
+    if values.number("router_jitter_noise") > 0:
+        raise values.wrong("router_jitter_noise", "noise on inputs is not described", "set it to 0")
+
+
+@_adjust("zamba2")
+def _zamba2(reading: Reading) -> None:
+    """Attention of twice the hidden width in blocks that layers share; mixers are as wide."""
+    values, fields = reading.values, reading.fields
+    hidden = fields["hidden"]
+    fields["head_dim"] = 2 * hidden // fields["heads"]
+    fields["position"] = "rotary" if values.flag("use_mem_rope", False) else "none"
+    fields["mlp_pattern"] = ("none",) * reading.layers
+    fields["shared"] = {
+        "blocks": values.size(("num_mem_blocks",)) or 1,
+        "rank": values.size(("adapter_rank",)) or 128,
+        "in_attention": values.flag("use_shared_attention_adapter", False),
+    }
+    heads = values.size(("n_mamba_heads",)) or 8
+    fields["mamba"] = {
+        "state": values.size(("mamba_d_state",)) or 64,
+        "head_dim": _expanded(reading, "mamba_expand") // heads,
+        "groups": values.size(("mamba_ngroups",)) or 1,
+        "heads": heads,
+        "conv": values.size(("mamba_d_conv",)) or 4,
+        "chunk": values.size(("chunk_size",)) or 256,
+        "bias": values.flag("add_bias_linear", False),
+    }
+
+
 @_adjust("granite_hybrid")
 def _granite_hybrid(reading: Reading) -> None:
     """Without experts only the shared feed-forward is left; rotary position if it is asked for."""

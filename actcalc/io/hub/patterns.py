@@ -18,11 +18,6 @@ _KINDS = {
     "attention": "full",
     "sliding_attention": "sliding",
     "chunked_attention": "chunked",
-    "linear_attention": "linear",
-    "indexed_attention": "full",
-    "compressed_sparse_attention": "sparse",
-    "heavily_compressed_attention": "compressed",
-    "mamba": "mamba",
 }
 WINDOWED = ("sliding", "chunked", "sparse", "compressed")
 
@@ -205,6 +200,12 @@ def _bamba(values: Values, layers: int) -> Kinds:
     return tuple("full" if i in attention else "mamba" for i in range(layers))
 
 
+def _zamba2(values: Values, layers: int) -> Kinds:
+    """The list of Zamba2-2.7B: a block shared by layers before nine of 54 mixers."""
+    shared = (6, 12, 18, 24, 30, 36, 42, 47, 51)
+    return tuple("shared+mamba" if i in shared else "mamba" for i in range(layers))
+
+
 WINDOW_RULES: dict[str, Callable[[Values, int], Kinds]] = {
     "none": _none,
     "uniform": _uniform,
@@ -232,6 +233,9 @@ WINDOW_RULES: dict[str, Callable[[Values, int], Kinds]] = {
     "jamba": _jamba,
     "bamba": _bamba,
     "lettered": _none,
+    "beside_mamba": lambda values, layers: ("mamba+attention",) * layers,
+    "zamba2": _zamba2,
+    "every_2_linear": lambda values, layers: (*("full", "linear") * layers,)[:layers],
     "listed_mamba": lambda values, layers: ("mamba",) * layers,
 }
 """Rule name -> kinds of attention, empty for all full. ``layer_types`` overrides any rule."""
@@ -244,11 +248,10 @@ def attention_kinds(family: Family, values: Values, layers: int, window: int) ->
     key = values.first(("layer_types", "layers_block_type"))
     listed = values.items(key, layers) if key else None
     if key and listed is not None:
-        if any(not isinstance(kind, str) or kind not in _KINDS for kind in listed):
+        known = {**_KINDS, **family.mixers}
+        if any(not isinstance(kind, str) or kind not in known for kind in listed):
             raise values.wrong(key, "not layer kinds", "name each layer's attention")
-        kinds = tuple(_KINDS[kind] for kind in listed)
-        if "mamba" in family.mixers:
-            kinds = tuple("mamba" if kind == "linear" else kind for kind in kinds)
+        kinds = tuple(known[kind] for kind in listed)
     elif not window and not family.mixers:
         return ()
     else:

@@ -21,14 +21,14 @@ REFUSED: dict[str, str] = {
     "mamba-2": _MAMBA,
     **dict.fromkeys(
         (
-            "zamba", "zamba2", "nemotron_h_omni", "falcon_h1", "hymba", "plamo2",
+            "zamba", "nemotron_h_omni", "hymba", "plamo2",
             "bailing_hybrid",
         ),
         _HYBRID,
     ),
     **dict.fromkeys(
         (
-            "minimax", "minimax_text_01", "MiniMaxText01",
+            "minimax_text_01", "MiniMaxText01",
         ),
         _LINEAR,
     ),
@@ -126,7 +126,7 @@ def refuse(model_type: str, values: Values) -> None:
             "plan layer.json",
         )
     family = FAMILIES.get(ALIASES.get(model_type, model_type))
-    mixers = family.mixers if family else ()
+    mixers = tuple(family.mixers) if family else ()
     reason = REFUSED.get(model_type)
     if reason is None and not mixers:
         reason = next(

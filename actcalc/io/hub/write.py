@@ -11,6 +11,7 @@ from typing import Any
 
 from actcalc.errors import SpecError
 from actcalc.io.hf import read_config
+from actcalc.io.hub.adjust import POST_NORM
 from actcalc.io.hub.families import ALIASES, FAMILIES
 from actcalc.io.hub.family import ACTIVATIONS, SIZES, Experts, Family
 from actcalc.io.hub.read import language_model
@@ -28,8 +29,6 @@ _AUX = 0.001
 """A load-balancing loss's weight where a model only says that there is one."""
 _KINDS = {
     "full": "full_attention", "sliding": "sliding_attention", "chunked": "chunked_attention",
-    "linear": "linear_attention", "mamba": "linear_attention",
-    "sparse": "compressed_sparse_attention", "compressed": "heavily_compressed_attention",
 }  # fmt: skip
 _ROPE_BASE = 10_000.0
 """Base of the rotary angles where a type has no default; it changes no size."""
@@ -216,7 +215,8 @@ def _windows(family: Family, model: Model) -> dict[str, Any]:
     if family.windows.startswith("qwen") or family.windows == "listed":
         config["use_sliding_window"] = bool(model.window)
     if model.attention_pattern:
-        config["layer_types"] = [_KINDS[kind] for kind in model.attention_pattern]
+        words = {**{kind: word for word, kind in family.mixers.items()}, **_KINDS}
+        config["layer_types"] = [words[kind] for kind in model.attention_pattern]
     return config
 
 
@@ -414,6 +414,7 @@ UNADJUST: dict[str, Callable[[Model], dict[str, Any]]] = {
     "llama4_qk_norm": _flag("use_qk_norm", _normalised),
     "clip_qkv": _clip_qkv,
     "hunyuan_experts": lambda model: {"head_dim": model.head_dim},
+    "bloom": _flag(POST_NORM, lambda model: bool(model.norm_placement == "normed_stream")),
     "multi_query": lambda model: {
         "multi_query": model.kv_heads == 1, "num_key_value_heads": ...
     },

@@ -152,6 +152,46 @@ def _mamba_bamba(model: Model) -> dict[str, Any]:
     }
 
 
+def _falcon_h1(model: Model) -> dict[str, Any]:
+    mamba = model.mamba
+    if mamba is None:
+        return {}
+    return {
+        **_mamba_bamba(model),
+        "mamba_n_heads": mamba.heads_of(model.hidden),
+        "mamba_d_ssm": mamba.heads_of(model.hidden) * mamba.head_dim,
+        "mamba_rms_norm": mamba.norm,
+        "projectors_bias": mamba.bias,
+        "layer_types": ...,
+        "sliding_window": ...,
+    }
+
+
+def _zamba2(model: Model) -> dict[str, Any]:
+    mamba, shared = model.mamba, model.shared
+    if mamba is None or shared is None:
+        return {}
+    heads = mamba.heads_of(model.hidden)
+    return {
+        "use_mem_rope": model.position == "rotary",
+        "num_mem_blocks": shared.blocks,
+        "adapter_rank": shared.rank,
+        "use_shared_attention_adapter": shared.in_attention,
+        "mamba_d_state": mamba.state,
+        "mamba_expand": heads * mamba.head_dim // model.hidden,
+        "mamba_ngroups": mamba.groups,
+        "n_mamba_heads": heads,
+        "mamba_d_conv": mamba.conv,
+        "chunk_size": mamba.chunk,
+        "layers_block_type": [
+            "hybrid" if word == "shared+mamba" else "mamba" for word in model.attention_pattern
+        ],
+        "head_dim": ...,
+        "layer_types": ...,
+        "sliding_window": ...,
+    }
+
+
 def _granite_hybrid(model: Model) -> dict[str, Any]:
     config: dict[str, Any] = {
         "position_embedding_type": "rope" if model.position == "rotary" else "nope"
@@ -226,6 +266,9 @@ UNADJUST_MIXERS: Mapping[str, Callable[[Model], dict[str, Any]]] = {
     "mamba2": _mamba2,
     "mamba_jamba": _mamba_jamba,
     "mamba_bamba": _mamba_bamba,
+    "falcon_h1": _falcon_h1,
+    "lightning": lambda model: {"block_size": model.linear.block} if model.linear else {},
+    "zamba2": _zamba2,
     "granite_hybrid": _granite_hybrid,
     "lettered": _lettered,
     "compression": _compression,

@@ -149,7 +149,7 @@ def layer_body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> s
         return _half(g, ctx, kind, stream)
     if kind.mixer != "attention":
         raise SpecError(
-            f"Megatron-Core's {kind.mixer} layers have no feed-forward part ({ctx.model.name})",
+            f"Megatron-Core has no layers of {kind.mixer} and a feed-forward ({ctx.model.name})",
             _ELSEWHERE,
         )
     if ctx.model.parallel != "none":
@@ -186,6 +186,10 @@ def _half(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
 
     Source: Megatron-Core models/hybrid/hybrid_layer_specs.py hybrid_stack_spec.
     """
+    if kind.block:
+        raise SpecError(
+            f"Megatron-Core has no blocks that layers share ({ctx.model.name})", _ELSEWHERE
+        )
     if kind.mixer == "mamba":
         from actcalc.layers.megatron.mamba import mamba_layer
 

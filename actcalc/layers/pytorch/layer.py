@@ -56,16 +56,18 @@ def _body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
         middle = _cross(g, ctx, kind, middle) if kind.cross else middle
         summed = _add(g, ctx, "ffn", _feed(g, ctx, kind, middle), middle, "ffn_sum")
         return norm(g, ctx, "norm2", summed, out="output")
-    before, after = placement in ("pre", "sandwich"), placement in ("sandwich", "post_sublayer")
+    before, after = placement != "post_sublayer", placement in _AROUND
+    normed = placement == "normed_stream"
     first = norm(g, ctx, "norm1", stream) if before and not kind.bare else stream
     branch = _attend(g, ctx, kind, first)
     branch = norm(g, ctx, "norm1_post", branch) if after else branch
-    middle = _bounded(g, ctx, _add(g, ctx, "attention", branch, stream, "middle"), "middle")
+    kept = first if normed else stream
+    middle = _bounded(g, ctx, _add(g, ctx, "attention", branch, kept, "middle"), "middle")
     middle = _cross(g, ctx, kind, middle) if kind.cross else middle
     second = norm(g, ctx, "norm2", middle) if before else middle
     branch = _feed(g, ctx, kind, second)
     branch = norm(g, ctx, "norm2_post", branch) if after else branch
-    out = _add(g, ctx, "ffn", branch, middle, "output")
+    out = _add(g, ctx, "ffn", branch, second if normed else middle, "output")
     return _clamped(g, ctx, kind, _bounded(g, ctx, out, "output"))
 
 
@@ -75,6 +77,12 @@ def _half(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
     if g.dtype(stream) is not ctx.residual:
         source = g.tensor("input_cast", g.shape(stream), ctx.residual)
         g.op("input_cast", "copy", "norm", [stream], [source])
+    if kind.mixer == "shared+mamba":
+        from actcalc.layers.pytorch.shared import shared_block
+
+        source = residual_add(
+            g, "block_add", "attention", shared_block(g, ctx, kind, source), source, "block_sum"
+        )
     normed = norm(g, ctx, "norm1", source)
     feed = kind.mixer == "none"
     branch = _feed(g, ctx, kind, normed) if feed else _attend(g, ctx, kind, normed)
@@ -120,7 +128,7 @@ def _parallel(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> st
 
 
 def _attend(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
-    if kind.mixer == "mamba":
+    if kind.mixer in ("mamba", "shared+mamba"):
         from actcalc.layers.pytorch.mamba import mamba_mixer
 
         return mamba_mixer(g, ctx, source)
@@ -128,6 +136,8 @@ def _attend(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
         from actcalc.layers.pytorch.linear_attention import linear_attention
 
         return linear_attention(g, ctx, source)
+    if kind.mixer == "mamba+attention":
+        return _beside(g, ctx, kind, source)
     source = gathered(g, ctx, "attention", "attention", source, ("attention",))
     if ctx.model.compression:
         from actcalc.layers.pytorch.compressed import compressed_attention
@@ -140,6 +150,21 @@ def _attend(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
     if ctx.model.mla:
         return mla_attention(g, ctx, kind, source)
     return attention(g, ctx, kind, source)
+
+
+def _beside(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
+    """Append a state-space mixer and attention of the same input, and their sum.
+
+    Each reads a product of the input with a number of its own (FalconH1DecoderLayer), which keeps
+    nothing but is a tensor apart.
+    """
+    from actcalc.layers.pytorch.mamba import mamba_mixer
+
+    mixed = mamba_mixer(g, ctx, source)
+    scaled = g.tensor("attention_in", g.shape(source), g.dtype(source))
+    g.op("attention_in", "multiply", "attention", [source], [scaled], modules=("attention",))
+    attended = attention(g, ctx, kind, scaled)
+    return residual_add(g, "mixer_add", "attention", attended, mixed, "mixers_out")
 
 
 def _feed(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:

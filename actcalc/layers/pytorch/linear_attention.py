@@ -14,6 +14,7 @@ from actcalc.layers.core.algebra import ONE, Expr, symbol
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import DType, GraphBuilder, Weight
 from actcalc.layers.core.ops import promoted
+from actcalc.layers.pytorch.lightning import lightning_attention
 from actcalc.layers.pytorch.linear import linear
 from actcalc.specs import Linear
 
@@ -39,6 +40,8 @@ def linear_attention(g: GraphBuilder, ctx: Context, source: str) -> str:
     """Append linear attention of ``source``; return the branch."""
     spec = spec_of(ctx)
     heads, width = symbol("H"), symbol("P")
+    if spec.rule == "lightning":
+        return lightning_attention(g, ctx, spec, source)
     source = without_padding(g, ctx, source)
     mixed, gate, strength, decay = _PROJECTIONS[ctx.kernel("linear_projections")](g, ctx, source)
     mixed = short_convolution(g, ctx, mixed, spec.conv)

@@ -2,8 +2,9 @@
 
 Mamba-2's whole mixer, output projection included, is one fused function; so is Mamba-1's
 (Mamba, Falcon Mamba). They keep what stands in mamba-ssm 2.3.2 ``MambaSplitConv1dScanCombinedFn``
-and ``MambaInnerFn``, and make the rest again in backward. Jamba calls convolution and scan apart,
-with norms between them (modeling_jamba.py; ``CausalConv1dFn``, ``SelectiveScanFn``).
+and ``MambaInnerFn``, and make the rest again in backward. Falcon-H1 multiplies the mixer's input
+and its projection by numbers. Jamba calls convolution and scan apart, with norms between them
+(modeling_jamba.py; ``CausalConv1dFn``, ``SelectiveScanFn``).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from actcalc.layers.core.algebra import ONE, Expr, symbol
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import DType, GraphBuilder, Weight
 from actcalc.layers.core.norm import norm
+from actcalc.layers.core.ops import promoted
 from actcalc.layers.core.scan import scan_cost
 from actcalc.layers.pytorch.linear import linear
 from actcalc.layers.pytorch.linear_attention import short_convolution, without_padding
@@ -63,12 +65,18 @@ def _second(g: GraphBuilder, ctx: Context, spec: Mamba, source: str) -> str:
     heads, width, state, groups = (symbol(letter) for letter in "HPNG")
     inner = heads * width
     convolved = inner + groups * state * 2
+    scaled = ctx.kernel("mamba") == "fused_scaled"
+    if scaled:
+        source = _multiplied(g, "mamba_in", source, g.dtype(source))
     packed = linear(
         g, ctx, "in_proj", GROUP, source, inside=ctx.h, outside=inner + convolved + heads,
         bias=spec.bias,
     )  # fmt: skip
+    if scaled:
+        # The numbers are a buffer, in fp32 under autocast, and so is the product.
+        packed = _multiplied(g, "packed_scaled", packed, promoted(g.dtype(packed), ctx.residual))
     decay = _minus_exp(g, ctx, (heads,))
-    scanned = g.tensor("scanned", (ctx.b, ctx.s, inner), ctx.act)
+    scanned = g.tensor("scanned", (ctx.b, ctx.s, inner), g.dtype(packed))
     cost = scan_cost(ctx, spec, inner)
     weights = [
         Weight("conv1d.weight", (convolved, ONE, ONE * spec.conv)),
@@ -84,12 +92,19 @@ def _second(g: GraphBuilder, ctx: Context, spec: Mamba, source: str) -> str:
     normed = scanned
     if spec.norm:
         rstd = g.tensor("gated_norm_rstd", (ctx.b, ctx.s, groups), DType.FP32)
-        normed = g.tensor("gated_norm_out", (ctx.b, ctx.s, inner), ctx.act)
+        normed = g.tensor("gated_norm_out", (ctx.b, ctx.s, inner), g.dtype(packed))
         g.op(
             "gated_norm", "norm", GROUP, [scanned, packed], [normed, rstd], saves=[rstd],
             weights=[Weight("gated_norm.weight", (inner,))],
         )  # fmt: skip
     return _out(g, ctx, spec, normed, inner)
+
+
+def _multiplied(g: GraphBuilder, name: str, source: str, dtype: DType) -> str:
+    """Append a product with numbers that are not trained, which keeps none of its factors."""
+    out = g.tensor(name, g.shape(source), dtype)
+    g.op(name, "multiply", GROUP, [source], [out])
+    return out
 
 
 def _out(g: GraphBuilder, ctx: Context, spec: Mamba, source: str, inner: Expr) -> str:

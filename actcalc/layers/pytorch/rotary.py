@@ -124,8 +124,8 @@ def _rotate(g: GraphBuilder, ctx: Context, kind: LayerKind, x: Heads, name: str)
     if not rule.cast:
         dtype = promoted(dtype, g.dtype(kept[0]))
     order = rule.partial_order if _partial(ctx) else rule.order
-    out = replace(x, storage=name, sliced=False, order=order or x.order)
-    g.tensor(name, out.shape(ctx), dtype)
+    turned = replace(x, sliced=False, order=order or x.order)
+    out = g.tensor(name, turned.shape(ctx), dtype)
     inputs = [x.storage, *(table for table in kept if table not in made)]
-    g.op(f"{name}_rotate", "rotary", GROUP, inputs, [name, *made], saves=kept, modules=MODULE)
-    return out
+    g.op(f"{name}_rotate", "rotary", GROUP, inputs, [out, *made], saves=kept, modules=MODULE)
+    return replace(turned, storage=out)

@@ -20,7 +20,7 @@ from actcalc.layers.core.resize import op_at, shape_at
 from actcalc.layers.pytorch.layer import layer_graph
 from actcalc.layers.pytorch.linear import linear
 from actcalc.specs import Model, Tower
-from actcalc.specs.model import LayerWord
+from actcalc.specs.layer import LayerWord
 
 GROUP = "tower"
 PROJECTOR = "projector"
