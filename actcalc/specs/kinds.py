@@ -295,6 +295,7 @@ _PYTORCH: Mapping[str, Kind] = {
             "hidden": "at the hidden rate (modeling_bert.py)",
             "none": "none (modeling_distilbert.py)",
             "attention": "at the rate of its probabilities (modeling_modernbert.py)",
+            "alone": "at the hidden rate, none after the feed-forward (modeling_xlm_roberta_xl.py)",
         },
         needed=True,
     ),
@@ -376,6 +377,7 @@ _PYTORCH: Mapping[str, Kind] = {
         {
             "sigmoid": "product in fp32 (modeling_deepseek_v3.py)",
             "sigmoid_half": "product in the activations' type (modeling_minimax_m2.py)",
+            "sigmoid_own": "product and scores in the activations' type (modeling_lfm2_moe.py)",
             "sigmoid_of_chosen": "of the chosen logits alone (modeling_llama4.py)",
         },
     ),

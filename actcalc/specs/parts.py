@@ -220,12 +220,12 @@ class Disentangled(Spec):
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Linear(Spec):
     """Linear attention: a state per head that a delta rule writes (gated delta nets, KDA), or that
-    fades at a fixed rate (lightning attention)."""
+    fades at a fixed rate (lightning attention); or a gated short convolution alone (LFM2)."""
 
-    rule: Literal["gated_delta", "kimi_delta", "lightning"] = "gated_delta"
+    rule: Literal["gated_delta", "kimi_delta", "lightning", "short_conv"] = "gated_delta"
     """A decay per head (Yang et al. 2024, arXiv:2412.06464; Qwen3-Next), one per channel of the
     keys, made by a projection of low rank (Kimi Linear), or none that is learned (Qin et al. 2024,
-    arXiv:2405.17381; MiniMax-01)."""
+    arXiv:2405.17381; MiniMax-01); a short convolution has no state, and one head."""
     key_heads: Size
     """Heads of queries and keys."""
     value_heads: Size
@@ -239,6 +239,8 @@ class Linear(Spec):
     none."""
     block: Size = 256
     """Tokens that lightning attention handles at once."""
+    bias: bool = False
+    """Projections and convolution have biases (LFM2's ``conv_bias``)."""
     doubled: bool = False
     """Writing strengths reach up to 2, so that eigenvalues may be negative (OLMo Hybrid)."""
 

@@ -155,6 +155,14 @@ def test_traced_models(model: dict[str, Any], case: dict[str, Any]) -> None:
     assert found == real
 
 
+def test_mixers_were_measured_at_two_sizes_and_two_kernels() -> None:
+    profile = load_framework("transformers")
+    for model in MIXERS["models"]:
+        alone = profile.kernel("core_sdpa", model["config"]["model_type"]) == "none"
+        assert len({case["attention"] for case in model["cases"]}) == (1 if alone else 2)
+        assert len({(case["batch"], case["seq"]) for case in model["cases"]}) > 1, model["name"]
+
+
 FLOPS = [
     ("gpt2-medium", 8, 1024, 6_615_608_590_336, 0.2908),
     ("bert-base", 32, 512, 3_879_815_086_080, None),

@@ -29,6 +29,11 @@ BERT = Family(
     defaults={"positions": 512},
     adjust=("token_types", "encoder_head"),
 )
+PRE_NORM_BERT = replace(
+    BERT, code=code_of("roberta_prelayernorm"),
+    facts={**BERT.facts, "norm_placement": "pre", "final_norm": True},
+)  # fmt: skip
+_UNNORMED = {**PRE_NORM_BERT.facts, "embedding_norm": False}
 BART = Family(
     code=code_of("bart"),
     facts={
@@ -187,6 +192,9 @@ SIGLIP_TEXT = replace(
 )
 
 ENCODERS: dict[str, Family] = {
+    "roberta-prelayernorm": PRE_NORM_BERT,
+    "megatron-bert": replace(BERT, code=code_of("megatron_bert"), facts=_UNNORMED, eager=True),
+    "xlm-roberta-xl": replace(BERT, code=code_of("xlm_roberta_xl"), facts=_UNNORMED),
     "bart": BART,
     "mbart": MBART,
     "plbart": replace(BART, code=code_of("plbart")),

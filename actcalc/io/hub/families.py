@@ -297,6 +297,19 @@ FALCON = Family(
     wide=True,
     adjust=("falcon",),
 )
+LFM2 = replace(
+    _PLAIN,
+    code=code_of("lfm2"),
+    facts={**_PLAIN.facts, "qk_norm": "head"},
+    rates={},
+    keys={"ffn": ("block_ff_dim", "intermediate_size")},
+    activation=("", "silu"),
+    tied=True,
+    windows="indexed_attention",
+    mixers={"conv": "linear"},
+    defaults={"kv_heads": 8},
+    adjust=("short_conv", "rounded_ffn", "tied_embedding"),
+)
 _MAMBA = Family(
     code=code_of("mamba"),
     facts={"position": "none", "norm": "rmsnorm"},
@@ -905,6 +918,16 @@ FAMILIES: dict[str, Family] = {
         windows="beside_mamba",
         mixers={"hybrid": "mamba+attention"},
         defaults={"kv_heads": 8}, adjust=("falcon_h1",),
+    ),
+    "lfm2": LFM2,
+    "lfm2_moe": replace(
+        LFM2,
+        code=code_of("lfm2_moe"),
+        windows="listed_alone",
+        experts=Experts(
+            router="sigmoid", layers="num_dense_2", normalize=("norm_topk_prob", True), aux=False,
+        ),
+        adjust=("short_conv", "expert_bias"),
     ),
     "zamba2": replace(
         _PLAIN,

@@ -246,6 +246,46 @@ def _lightning(reading: Reading) -> None:
         raise values.wrong("router_jitter_noise", "noise on inputs is not described", "set it to 0")
 
 
+@_adjust("short_conv")
+def _short_conv(reading: Reading) -> None:
+    """A short convolution over all of the width, where a layer has no attention."""
+    fields, values = reading.fields, reading.values
+    fields["linear"] = {
+        "rule": "short_conv", "key_heads": 1, "value_heads": 1, "key_dim": fields["hidden"],
+        "value_dim": fields["hidden"], "conv": values.size(("conv_L_cache",)) or 3,
+        "bias": values.flag("conv_bias", False),
+    }  # fmt: skip
+
+
+@_adjust("rounded_ffn")
+def _rounded_ffn(reading: Reading) -> None:
+    """Two thirds of the width that is stated, times a factor, rounded up (Lfm2MLP)."""
+    fields, values = reading.fields, reading.values
+    if not values.flag("block_auto_adjust_ff_dim", True) or "ffn" not in fields:
+        return
+    wide = int(2 * fields["ffn"] / 3)
+    key = "block_ffn_dim_multiplier"
+    if values.has(key) or not values.named(key):
+        multiple = values.size(("block_multiple_of",)) or 256
+        wide = int(values.number(key, 1.0) * wide)
+        wide = -(-wide // multiple) * multiple
+    fields["ffn"] = wide
+
+
+@_adjust("tied_embedding")
+def _tied_embedding(reading: Reading) -> None:
+    fields, values = reading.fields, reading.values
+    fields["tied"] = values.flag("tie_embedding", fields["tied"])
+
+
+@_adjust("expert_bias")
+def _expert_bias(reading: Reading) -> None:
+    """The bias that balances experts may be left out."""
+    _tied_embedding(reading)
+    if reading.fields.get("moe"):
+        reading.fields["moe"]["correction_bias"] = reading.values.flag("use_expert_bias", True)
+
+
 @_adjust("zamba2")
 def _zamba2(reading: Reading) -> None:
     """Attention of twice the hidden width in blocks that layers share; mixers are as wide."""

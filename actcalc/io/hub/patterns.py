@@ -200,6 +200,19 @@ def _bamba(values: Values, layers: int) -> Kinds:
     return tuple("full" if i in attention else "mamba" for i in range(layers))
 
 
+def _indexed_attention(values: Values, layers: int) -> Kinds:
+    """Attention in the layers of ``full_attn_idxs``, everywhere without it (LFM2)."""
+    if not values.has("full_attn_idxs"):
+        return ("full",) * layers
+    attention = values.indices("full_attn_idxs")
+    return tuple("full" if i in attention else "linear" for i in range(layers))
+
+
+def _listed_alone(values: Values, layers: int) -> Kinds:
+    """No rule stands in for a list that is missing (LFM2-MoE)."""
+    raise SpecError(f"{values.label('layer_types')} is missing", "name each layer's kind")
+
+
 def _zamba2(values: Values, layers: int) -> Kinds:
     """The list of Zamba2-2.7B: a block shared by layers before nine of 54 mixers."""
     shared = (6, 12, 18, 24, 30, 36, 42, 47, 51)
@@ -235,6 +248,8 @@ WINDOW_RULES: dict[str, Callable[[Values, int], Kinds]] = {
     "lettered": _none,
     "beside_mamba": lambda values, layers: ("mamba+attention",) * layers,
     "zamba2": _zamba2,
+    "listed_alone": _listed_alone,
+    "indexed_attention": _indexed_attention,
     "every_2_linear": lambda values, layers: (*("full", "linear") * layers,)[:layers],
     "listed_mamba": lambda values, layers: ("mamba",) * layers,
 }
@@ -331,8 +346,8 @@ def _jamba_experts(values: Values, layers: int) -> Kinds:
     return tuple("moe" if i % period == offset else "dense" for i in range(layers))
 
 
-def _num_dense(values: Values, layers: int) -> Kinds:
-    first = values.integer("num_dense_layers") if values.has("num_dense_layers") else 1
+def _num_dense(values: Values, layers: int, default: int = 1) -> Kinds:
+    first = values.integer("num_dense_layers") if values.has("num_dense_layers") else default
     return tuple("moe" if i >= first else "dense" for i in range(layers))
 
 
@@ -375,6 +390,7 @@ MLP_RULES: dict[str, Callable[[Values, int], Kinds]] = {
     "listed_first_dense": _listed_first_dense,
     "listed_first_3_dense": _listed_first_3_dense,
     "num_dense": _num_dense,
+    "num_dense_2": lambda values, layers: _num_dense(values, layers, 2),
     "jamba": _jamba_experts,
     "lettered": lambda values, layers: ("moe",) * layers,
     "interval": _interval,

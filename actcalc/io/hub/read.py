@@ -19,6 +19,7 @@ from actcalc.io.hub.patterns import (
 from actcalc.io.hub.reading import Reading
 from actcalc.io.hub.refused import REFUSED
 from actcalc.io.hub.towers import read_tower
+from actcalc.io.hub.transformers_types import TRANSFORMERS_TYPES
 from actcalc.io.hub.values import Values, shown
 from actcalc.specs.base import MAX_LAYERS
 
@@ -82,6 +83,12 @@ def _family(model_type: str, values: Values) -> tuple[Family, list[str]]:
     name = ALIASES.get(model_type, model_type)
     if name in FAMILIES:
         return FAMILIES[name], []
+    if name in TRANSFORMERS_TYPES:
+        raise SpecError(
+            f"model_type {shown(model_type)} cannot be described: transformers has code of its own "
+            "for it, of which no row here says what it does",
+            MEASURE_HINT,
+        )
     missing = [key for key in _LLAMA_KEYS if not values.has(key)]
     what = f"unknown model_type {shown(model_type)}" if model_type else "model_type is missing"
     if missing:

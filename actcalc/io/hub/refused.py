@@ -5,6 +5,7 @@ from __future__ import annotations
 from actcalc.errors import SpecError
 from actcalc.io.hub.families import ALIASES, FAMILIES
 from actcalc.io.hub.family import MEASURE_HINT
+from actcalc.io.hub.transformers_types import TRANSFORMERS_TYPES
 from actcalc.io.hub.values import Values, shown
 
 _MAMBA = "its layers are state-space (Mamba) layers, not attention"
@@ -32,7 +33,7 @@ REFUSED: dict[str, str] = {
         ),
         _LINEAR,
     ),
-    **dict.fromkeys(("lfm2", "lfm2_moe", "lfm2_vl", "lfm3", "lfm3_vl"), _CONV),
+    **dict.fromkeys(("lfm2_vl", "lfm3", "lfm3_vl"), _CONV),
     **dict.fromkeys(("rwkv", "rwkv5", "rwkv6", "xlstm", "recurrent_gemma", "retnet"), _RECURRENT),
     "glm5_next": _SPARSE + " (sparse attention over latent keys)",
     "gemma3n": "it has per-layer embeddings and alternating updates of a widened stream",
@@ -70,9 +71,6 @@ REFUSED: dict[str, str] = {
     "big_bird": "its attention is block-sparse",
     "longt5": "its encoder attention is local or transient-global",
     "switch_transformers": "its experts drop tokens beyond a capacity",
-    "megatron-bert": "a pre-norm encoder with a final norm before the masked-LM head",
-    "roberta-prelayernorm": "a pre-norm encoder with a final norm before the masked-LM head",
-    "xlm-roberta-xl": "a pre-norm encoder with a final norm before the masked-LM head",
     **dict.fromkeys(
         (
             "pegasus", "marian", "m2m_100", "nllb-moe", "speech_to_text",
@@ -87,12 +85,6 @@ REFUSED: dict[str, str] = {
         _VISION,
     ),
 }  # fmt: skip
-
-NOT_IN_TRANSFORMERS = frozenset(
-    ("mamba-2", "hymba", "plamo2", "minimax_text_01", "MiniMaxText01", "rwkv5", "rwkv6", "retnet",
-     "openelm", "arctic", "grok-1")
-)  # fmt: skip
-"""Refused types whose code is published with their checkpoints alone."""
 
 # Keys that only layers other than attention have; they mark a type the table does not know.
 _MARKS: dict[str, str] = {
@@ -153,7 +145,7 @@ def refuse(model_type: str, values: Values) -> None:
 
 def _nearest(model_type: str) -> str:
     """What works in place of a description."""
-    if model_type in NOT_IN_TRANSFORMERS:
+    if model_type in REFUSED and model_type not in TRANSFORMERS_TYPES:
         return (
             "measure one layer of its code: actcalc measure --module FILE.py:FUNCTION --save "
             "layer.json, then actcalc compare and plan layer.json"

@@ -254,7 +254,7 @@ def _placement(rule: str, model: Model) -> dict[str, Any]:
         return {"mlp_only_layers": dense, "decoder_sparse_step": 1}
     if rule in ("first_dense", "listed_first_dense", "listed_first_3_dense"):
         return {"first_k_dense_replace": leading}
-    if rule == "num_dense":
+    if rule in ("num_dense", "num_dense_2"):
         return {"num_dense_layers": leading}
     if rule == "interval":
         return {

@@ -268,6 +268,15 @@ UNADJUST_MIXERS: Mapping[str, Callable[[Model], dict[str, Any]]] = {
     "mamba_bamba": _mamba_bamba,
     "falcon_h1": _falcon_h1,
     "lightning": lambda model: {"block_size": model.linear.block} if model.linear else {},
+    "short_conv": lambda model: (
+        {"conv_L_cache": model.linear.conv, "conv_bias": model.linear.bias} if model.linear else {}
+    ),
+    "rounded_ffn": lambda model: {"block_auto_adjust_ff_dim": False, "block_ff_dim": model.ffn},
+    "tied_embedding": lambda model: {"tie_embedding": model.tied},
+    "expert_bias": lambda model: {
+        "tie_embedding": model.tied,
+        "use_expert_bias": bool(model.moe and model.moe.correction_bias),
+    },
     "zamba2": _zamba2,
     "granite_hybrid": _granite_hybrid,
     "lettered": _lettered,

@@ -183,11 +183,19 @@ def _scaled(g: GraphBuilder, ctx: Context, what: str, branch: str) -> str:
     return out
 
 
+def _drops(ctx: Context, what: str) -> bool:
+    """Whether a part of the layer ends in dropout."""
+    rule = ctx.kernel("attention_output_dropout")
+    if what != "attention":
+        return ctx.hidden_dropout and rule != "alone"
+    at = {"attention": ctx.attention_dropout, "none": False}
+    return at.get(rule, ctx.hidden_dropout)
+
+
 def _add(g: GraphBuilder, ctx: Context, what: str, branch: str, stream: str, out: str) -> str:
     """Append the branch's dropout and its addition to the stream, which keeps nothing."""
     if ctx.model.layer_scale:
         branch = _scaled(g, ctx, what, branch)
-    rule = ctx.kernel("attention_output_dropout") if what == "attention" else "hidden"
-    if {"hidden": ctx.hidden_dropout, "attention": ctx.attention_dropout}.get(rule, False):
+    if _drops(ctx, what):
         branch = dropout(g, f"{what}_dropout", what, branch)
     return residual_add(g, f"{what}_add", what, branch, stream, out)

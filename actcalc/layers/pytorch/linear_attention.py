@@ -16,6 +16,7 @@ from actcalc.layers.core.graph import DType, GraphBuilder, Weight
 from actcalc.layers.core.ops import promoted
 from actcalc.layers.pytorch.lightning import lightning_attention
 from actcalc.layers.pytorch.linear import linear
+from actcalc.layers.pytorch.mlp import product
 from actcalc.specs import Linear
 
 GROUP = "attention"
@@ -43,6 +44,8 @@ def linear_attention(g: GraphBuilder, ctx: Context, source: str) -> str:
     if spec.rule == "lightning":
         return lightning_attention(g, ctx, spec, source)
     source = without_padding(g, ctx, source)
+    if spec.rule == "short_conv":
+        return _gated_convolution(g, ctx, spec, source)
     mixed, gate, strength, decay = _PROJECTIONS[ctx.kernel("linear_projections")](g, ctx, source)
     mixed = short_convolution(g, ctx, mixed, spec.conv)
     beta = _strength(g, ctx, spec, strength)
@@ -81,7 +84,7 @@ def short_convolution(
     bias: bool = False,
     group: str = GROUP,
 ) -> str:
-    """Append the causal convolution over a few tokens of each channel, and its SiLU.
+    """Append the causal convolution over a few tokens of each channel, and its SiLU if it has one.
 
     It keeps its input, in place: the whole storage where ``width`` of its channels are read.
     """
@@ -96,6 +99,24 @@ def short_convolution(
         source=_CONV,
     )  # fmt: skip
     return out
+
+
+def _gated_convolution(g: GraphBuilder, ctx: Context, spec: Linear, source: str) -> str:
+    """Append ``out(C * conv(B * x))`` of one projection's three parts (Lfm2ShortConv).
+
+    Both products keep their factors, and so the whole projection.
+    """
+    shape = (ctx.b, ctx.s, ctx.h)
+    packed = linear(
+        g, ctx, "in_proj", GROUP, source, inside=ctx.h, outside=ctx.h * 3, bias=spec.bias,
+        modules=MODULE,
+    )  # fmt: skip
+    gated = product(g, "conv_in", packed, packed, shape, group=GROUP, modules=MODULE)
+    mixed = short_convolution(g, ctx, gated, spec.conv, bias=spec.bias)
+    out = product(g, "conv_out", packed, mixed, shape, group=GROUP, modules=MODULE)
+    return linear(
+        g, ctx, "out", GROUP, out, inside=ctx.h, outside=ctx.h, bias=spec.bias, modules=MODULE
+    )
 
 
 def _widths() -> tuple[Expr, Expr]:

@@ -178,11 +178,13 @@ def _sparsemixer(g: GraphBuilder, ctx: Context, source: str) -> str:
     return weights
 
 
-def _sigmoid(g: GraphBuilder, ctx: Context, source: str, *, fp32: bool) -> str:
-    """Sigmoid scores in fp32, chosen with a bias that has no gradient (DeepseekV3TopkRouter)."""
+def _sigmoid(
+    g: GraphBuilder, ctx: Context, source: str, *, fp32: bool, dtype: DType = DType.FP32
+) -> str:
+    """Sigmoid scores, chosen with a bias that has no gradient (DeepseekV3TopkRouter: in fp32)."""
     logits = _logits(g, ctx, source, fp32=fp32)
-    scores = g.tensor("router_scores", (ctx.tokens, symbol("E")), DType.FP32)
-    return _choose(g, ctx, [logits], [scores], DType.FP32, normalized=_spec(ctx).normalize_topk)
+    scores = g.tensor("router_scores", (ctx.tokens, symbol("E")), dtype)
+    return _choose(g, ctx, [logits], [scores], dtype, normalized=_spec(ctx).normalize_topk)
 
 
 def _softmax_of_chosen(g: GraphBuilder, ctx: Context, source: str, *, fp32: bool) -> str:
@@ -239,6 +241,7 @@ ROUTERS: dict[str, Router] = {
     "sparsemixer": _sparsemixer,
     "sigmoid": lambda g, ctx, source: _sigmoid(g, ctx, source, fp32=True),
     "sigmoid_half": lambda g, ctx, source: _sigmoid(g, ctx, source, fp32=False),
+    "sigmoid_own": lambda g, ctx, source: _sigmoid(g, ctx, source, fp32=False, dtype=ctx.act),
     "softmax_of_chosen": lambda g, ctx, source: _softmax_of_chosen(g, ctx, source, fp32=False),
     "softmax_of_chosen_fp32": lambda g, ctx, x: _softmax_of_chosen(g, ctx, x, fp32=True),
     "sigmoid_of_chosen": _sigmoid_of_chosen,
