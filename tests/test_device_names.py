@@ -72,6 +72,10 @@ def test_every_other_name_resolves_to_its_device_alone(name, other):
         ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
         ("Tesla T4", "t4"),
         ("AMD Instinct MI300X", "mi300x"),
+        # words of the full name
+        ("b200-sxm", "b200"),
+        ("h200 sxm", "h200"),
+        ("a100 sxm 80", "a100-80gb"),
     ],
 )
 def test_common_names_and_instance_types(text, name):
@@ -85,6 +89,9 @@ def test_common_names_and_instance_types(text, name):
         ("A100", {"a100-40gb", "a100-80gb", "a100-pcie-40gb", "a100-pcie-80gb"}),
         ("v100", {"v100-16gb", "v100-32gb", "v100-pcie-16gb", "v100-pcie-32gb"}),
         ("gaudi", {"gaudi-2", "gaudi-3"}),
+        ("a100-pcie", {"a100-pcie-40gb", "a100-pcie-80gb"}),
+        ("A100 SXM", {"a100-40gb", "a100-80gb"}),
+        ("v100-pcie", {"v100-pcie-16gb", "v100-pcie-32gb"}),
     ],
 )
 def test_a_name_of_several_devices_is_an_error_that_lists_them(cli, text, members):

@@ -63,7 +63,29 @@ def named_devices(text: str) -> tuple[presets.Preset, ...]:
     for preset, keys in _names():
         if any(fnmatchcase(key, known) for known in keys):
             return (preset,)
-    return tuple(preset for preset, _ in _names() if key and key == _key(preset.family))
+    family = tuple(preset for preset, _ in _names() if key and key == _key(preset.family))
+    return family or _of_words(text)
+
+
+def _of_words(text: str) -> tuple[presets.Preset, ...]:
+    """The presets whose full names have every word of ``text``: ``a100-sxm``, ``v100 pcie``."""
+    words = [word for word in re.findall(r"[a-z0-9.]+", text.lower()) if word not in _MAKERS]
+    if len(words) < 2:
+        return ()
+    return tuple(
+        preset
+        for preset, _ in _names()
+        if all(any(_means(word, has) for has in _words(preset)) for word in words)
+    )
+
+
+def _means(word: str, has: str) -> bool:
+    """Whether ``word`` is short for a word of a name: ``sxm`` for SXM4, but 80 for 80 alone."""
+    return word == has or (word.isalpha() and has.startswith(word))
+
+
+def _words(preset: presets.Preset) -> list[str]:
+    return re.findall(r"[a-z0-9.]+", f"{preset.name} {preset.title}".lower())
 
 
 def read_device(path: Path) -> Device:

@@ -366,6 +366,8 @@ def fake_cuda() -> Iterator[FakeCuda]:
                     _forgetful_swap(trace.mode, torch.utils.swap_tensors),
                 ),
                 (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
+                # Distributions read their arguments to check them, and keep nothing of that.
+                (torch.distributions.Distribution, "_validate_args", False),
             )
         )
         stack.enter_context(trace.mode)

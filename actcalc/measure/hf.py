@@ -92,9 +92,8 @@ def build_config(source: Mapping[str, Any] | str | Path) -> Any:
     """
     transformers = require_transformers()
     config = load_config(source)
-    for key in ("auto_map", "quantization_config", "transformers_version", "dtype"):
+    for key in ("auto_map", "quantization_config", "transformers_version", "dtype", "torch_dtype"):
         config.pop(key, None)
-    config.pop("torch_dtype", None)
     model_type = config.pop("model_type")
     try:
         built = transformers.AutoConfig.for_model(model_type, **config)
@@ -126,6 +125,8 @@ def shorten(config: Any, layers: int) -> None:
     for name, value in list(vars(text).items()):
         if isinstance(value, list) and len(value) == before and layers < before:
             setattr(text, name, value[:layers])
+    if getattr(text, "num_kv_shared_layers", 0):  # the last of them, which are cut off
+        text.num_kv_shared_layers = max(0, layers - before + text.num_kv_shared_layers)
     try:
         text.num_hidden_layers = layers
     except NotImplementedError as error:
@@ -430,10 +431,8 @@ def _configured(
         config = built
         chosen = model_class(config)
     prepare_config(config)
-    if config is built:
-        return config, chosen, ()
-    note = f"Only the text model of this {built.model_type} configuration was measured."
-    return config, chosen, (note,)
+    part = f"Only the text model of this {built.model_type} configuration was measured."
+    return config, chosen, () if config is built else (part,)
 
 
 class _Ran(NamedTuple):

@@ -6,6 +6,7 @@ from actcalc.specs.layer import LayerKind
 from actcalc.specs.layout import Layout
 from actcalc.specs.model import Model
 from actcalc.specs.parts import (
+    AltUp,
     Compression,
     Disentangled,
     Indexer,
@@ -13,6 +14,7 @@ from actcalc.specs.parts import (
     Mamba,
     Mla,
     Moe,
+    PerLayer,
     Shared,
     Sizes,
 )
@@ -20,6 +22,7 @@ from actcalc.specs.tower import Tower
 from actcalc.specs.workload import Workload
 
 __all__ = [
+    "AltUp",
     "Compression",
     "Disentangled",
     "Framework",
@@ -32,6 +35,7 @@ __all__ = [
     "Mla",
     "Model",
     "Moe",
+    "PerLayer",
     "Shared",
     "Sizes",
     "Tower",

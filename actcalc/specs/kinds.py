@@ -162,6 +162,7 @@ _PYTORCH: Mapping[str, Kind] = {
             "rms_late_cast": "cast back after the weight (modeling_olmo2.py)",
             "rms_fp32_weight": "the weight in fp32 too (modeling_helium.py)",
             "rms_t5": "half precision kept until the variance (modeling_t5.py)",
+            "rms_pow": "by a power of the mean square, the weight in fp32 (modeling_gemma3n.py)",
         },
     ),
     "gemma_rmsnorm": Kind(
@@ -171,7 +172,11 @@ _PYTORCH: Mapping[str, Kind] = {
         "LayerNorm without weights", {"native_fp32": "native_layer_norm in fp32 (modeling_olmo.py)"}
     ),
     "unweighted": Kind(
-        "RMSNorm without weights", {"rms_unweighted": "Llama4TextL2Norm (modeling_llama4.py)"}
+        "RMSNorm without weights",
+        {
+            "rms_unweighted": "Llama4TextL2Norm (modeling_llama4.py)",
+            "rms_pow_unweighted": "by a power of the mean square (modeling_gemma3n.py)",
+        },
     ),
     "qkv": Kind(
         "queries, keys and values",
@@ -362,6 +367,7 @@ _PYTORCH: Mapping[str, Kind] = {
             "softmax_cast": "weights cast to the logits' type (modeling_qwen2_moe.py)",
             "softmax_fp32": "product in fp32 (modeling_deepseek_v2.py)",
             "softmax_fp32_clamped": "the same, divided by a clamped sum (modeling_ernie4_5_moe.py)",
+            "softmax_scaled": "of a normed, scaled input; a scale per expert (modeling_gemma4.py)",
             "sparsemixer": "modeling_phimoe.py sparsemixer",
         },
     ),

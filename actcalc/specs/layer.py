@@ -40,6 +40,10 @@ class LayerKind(NamedTuple):
     """No norm before its attention: the embedding's serves."""
     block: int = 0
     """Which of the blocks that layers share it runs, from 1; 0: none."""
+    keys: Literal["own", "kept", "taken"] = "own"
+    """Its keys and values are its own, kept for later layers too, or an earlier layer's."""
+    sparse: bool = False
+    """Most of its feed-forward is set to zero."""
 
     @property
     def label(self) -> str:
@@ -54,5 +58,7 @@ class LayerKind(NamedTuple):
         parts: list[str] = [] if self.attention == "full" else [self.attention]
         parts += ["decoder"] if self.cross else []
         parts += ["first"] if self.bare else []
+        parts += [f"{self.keys} keys"] if self.keys != "own" else []
+        parts += ["sparse"] if self.sparse else []
         parts += [self.mlp] if self.mlp == "moe" else []
         return "+".join(parts) or "dense"

@@ -12,6 +12,7 @@ from actcalc.errors import SpecError
 from actcalc.specs.base import MAX_LAYERS, Cap, Count, Layers, MoreLayers, Rate, Size, Spec
 from actcalc.specs.layer import ATTENDS, MIXERS, AttentionKind, LayerKind, LayerWord, Mixer, MlpKind
 from actcalc.specs.parts import (
+    AltUp,
     Compression,
     Disentangled,
     Indexer,
@@ -19,6 +20,7 @@ from actcalc.specs.parts import (
     Mamba,
     Mla,
     Moe,
+    PerLayer,
     Shared,
     Sizes,
     nearest_divisor,
@@ -40,6 +42,7 @@ Activation = Literal[
 PARTS: dict[str, type[Spec]] = {
     "moe": Moe, "mla": Mla, "compression": Compression, "indexer": Indexer, "mamba": Mamba,
     "tower": Tower, "shared": Shared, "disentangled": Disentangled, "linear": Linear,
+    "per_layer": PerLayer, "altup": AltUp,
 }  # fmt: skip
 """Fields of a model that are specs of their own."""
 
@@ -160,6 +163,16 @@ class Model(Spec):
     layers); empty: none do."""
     no_rope_layers: tuple[int, ...] = ()
     """Indices of layers without rotary position (Llama 4, SmolLM 3)."""
+    kv_shared_layers: MoreLayers = 0
+    """Last layers that read the keys and values of an earlier one of their kind (Gemma 3n, 4)."""
+    keys_as_values: bool = False
+    """In layers without a window values are the keys before their norm (Gemma 4)."""
+    sparse_layers: tuple[int, ...] = ()
+    """Indices of layers whose gates below a cut-off are set to zero (Gemma 3n)."""
+    per_layer: PerLayer | None = None
+    """An embedding of every token for each layer, if used."""
+    altup: AltUp | None = None
+    """Alternating updates of the residual streams, if used."""
     moe: Moe | None = None
     """Mixture of experts, if any layer has one."""
     mla: Mla | None = None
@@ -243,7 +256,7 @@ class Model(Spec):
         for name, kind in PARTS.items():
             if isinstance(value := getattr(self, name), dict):
                 self._set(**{name: kind(**value)})
-        for name in ("attention_pattern", "mlp_pattern", "no_rope_layers"):
+        for name in ("attention_pattern", "mlp_pattern", "no_rope_layers", "sparse_layers"):
             self._set(**{name: tuple(getattr(self, name))})
         each = (Sizes(**sizes) if isinstance(sizes, dict) else sizes for sizes in self.layer_sizes)
         self._set(layer_sizes=tuple(each))
@@ -277,11 +290,7 @@ class Model(Spec):
                     f"{name} has {length} entries for {self.layers} layers",
                     "give one entry per layer, or none",
                 )
-        if len(self.no_rope_layers) > self.layers:
-            raise SpecError(
-                f"no_rope_layers has {len(self.no_rope_layers)} entries for {self.layers} layers",
-                "name each layer once",
-            )
+        self._check_chosen()
         if self.pattern or self.mtp_pattern:
             self._check_pattern()
         self._check_sizes()
@@ -308,6 +317,23 @@ class Model(Spec):
             raise SpecError(
                 f"rotary_dim {self.rotary_dim} is wider than head_dim {self.head_dim}",
                 f"use a rotary_dim of at most {self.head_dim}",
+            )
+
+    def _check_chosen(self) -> None:
+        """Layers that are named are there; each kind of attention has one with keys of its own."""
+        for name in ("no_rope_layers", "sparse_layers"):
+            if len(getattr(self, name)) > self.layers:
+                raise SpecError(
+                    f"{name} has {len(getattr(self, name))} entries for {self.layers} layers",
+                    "name each layer once",
+                )
+        first = self.layers - self.kv_shared_layers
+        words = self.attention_pattern or ("full",)
+        if first < 1 or not set(words[first:]) <= set(words[:first]):
+            raise SpecError(
+                f"kv_shared_layers is {self.kv_shared_layers} of {self.layers} layers: the first "
+                f"{max(first, 0)} do not have every kind of attention",
+                "leave layers of each kind with keys of their own",
             )
 
     def _check_sizes(self) -> None:
@@ -396,6 +422,8 @@ class Model(Spec):
             sizes=self._own(index, mixer, mlp),
             bare=index == 0 and not self.first_norm,
             block=self._block(index) if mixer == "shared+mamba" else 0,
+            keys=self._keys(index),
+            sparse=index in self.sparse_layers,
         )
 
     def _block(self, index: int) -> int:
@@ -403,11 +431,22 @@ class Model(Spec):
         before = self.attention_pattern[:index].count("shared+mamba")
         return 1 + before % self.shared.blocks if self.shared else 0
 
+    def _keys(self, index: int) -> Literal["own", "kept", "taken"]:
+        """Whose keys and values a layer reads: the last layer of its kind that has its own keeps
+        them for those that share."""
+        if not self.kv_shared_layers:
+            return "own"
+        first = self.layers - self.kv_shared_layers
+        if index >= first:
+            return "taken"
+        words = self.attention_pattern or ("full",) * self.layers
+        return "own" if words[index] in words[index + 1 : first] else "kept"
+
     def _own(self, index: int, mixer: Mixer, mlp: MlpKind) -> tuple[tuple[str, int], ...]:
         """Sizes of a layer's parts that differ from the model's."""
         if not self.layer_sizes:
             return ()
-        parts = {"ffn": mlp == "dense"}
+        parts = {"ffn": mlp == "dense" or (self.moe is not None and self.moe.beside_dense)}
         return tuple(
             (name, size)
             for name, size in self.layer_sizes[index].own.items()
@@ -452,5 +491,7 @@ class Model(Spec):
                 updates[name] = tuple(pattern[i % len(pattern)] for i in range(layers))
         if self.pattern:
             updates["pattern"] = "".join(self.pattern[i % len(self.pattern)] for i in range(layers))
-        updates["no_rope_layers"] = tuple(i for i in self.no_rope_layers if i < layers)
+        for name in ("no_rope_layers", "sparse_layers"):
+            updates[name] = tuple(i for i in getattr(self, name) if i < layers)
+        updates["kv_shared_layers"] = max(0, layers - self.layers + self.kv_shared_layers)
         return updates

@@ -68,6 +68,8 @@ class Moe(Spec):
     """Expert projections have biases (gpt-oss)."""
     scale_input: bool = False
     """Tokens are scaled by their routing weight before the expert, not after (Llama 4)."""
+    beside_dense: bool = False
+    """Experts run beside the dense feed-forward, of the stream before it (Gemma 4)."""
     aux_loss: bool = True
     """A load-balancing loss keeps the router's probabilities for backward."""
 
@@ -251,3 +253,27 @@ class Linear(Spec):
                 f"{self.key_heads}",
                 f"use {nearest_divisor(self.value_heads, self.key_heads)} key_heads",
             )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class PerLayer(Spec):
+    """An embedding of every token for each layer, which a gate of the stream multiplies at the end
+    of the layer (Gemma 3n, Gemma 4)."""
+
+    dim: Size
+    """Width of one layer's embedding."""
+    vocab: Size
+    """Rows of its table, each as wide as all layers' embeddings together."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class AltUp(Spec):
+    """Alternating updates: a layer works on one of several residual streams and predicts the
+    others (Baykal et al. 2023, arXiv:2301.13310; Gemma 3n)."""
+
+    laurel: Size
+    """Rank of the low-rank product beside attention (LAuReL, arXiv:2411.07501)."""
+    scaled: bool = True
+    """The corrected stream is scaled by a learned vector (``altup_correct_scale``)."""
+    clipped: bool = True
+    """Coefficients are clamped in training (``altup_coef_clip``)."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from actcalc.io.hub.blocks import BLOCKS
 from actcalc.io.hub.family import ACTIVATIONS
+from actcalc.io.hub.gemma import GEMMAS
 from actcalc.io.hub.mixers import MIXERS
 from actcalc.io.hub.reading import Reading
 from actcalc.io.hub.senses import SENSES
@@ -23,7 +24,7 @@ def _adjust(name: str) -> Callable[[Callable[[Reading], None]], Callable[[Readin
     return register
 
 
-ADJUST: dict[str, Callable[[Reading], None]] = {**MIXERS, **BLOCKS, **SENSES}
+ADJUST: dict[str, Callable[[Reading], None]] = {**MIXERS, **BLOCKS, **SENSES, **GEMMAS}
 """Exceptions by name: what one type does that no table column says."""
 
 

@@ -115,6 +115,35 @@ GEMMA3 = replace(
     eager=False,
 )
 """The type's code gives every query head its own key and value."""
+GEMMA3N = replace(
+    GEMMA,
+    code=code_of("gemma3n"),
+    facts={
+        **GEMMA.facts,
+        "norm": "rmsnorm",
+        "norm_placement": "sandwich",
+        "qk_norm": "head",
+        "v_norm": True,
+    },
+    activation=("hidden_activation", "gelu_pytorch_tanh"),
+    windows="every_5",
+    window_default=512,
+    keys={"ffn": ()},
+    defaults={"head_dim": 256, "kv_heads": 2, "vocab": 262400},
+    adjust=("softcap_30", "shared_keys", "per_layer", "gemma3n"),
+)
+GEMMA4 = replace(
+    GEMMA3N,
+    code=code_of("gemma4"),
+    windows="every_6",
+    keys={},
+    defaults={"head_dim": 256, "kv_heads": 4, "vocab": 262144},
+    experts=Experts(
+        count=("num_experts",), topk=("top_k_experts",), optional=True, aux=False,
+        facts={"beside_dense": True},
+    ),
+    adjust=("softcaps", "gemma4", "shared_keys", "per_layer"),
+)  # fmt: skip
 GPT2 = Family(
     code=code_of("gpt2"),
     facts={"position": "learned", "packed_qkv": True},
@@ -543,6 +572,8 @@ FAMILIES: dict[str, Family] = {
     "gemma": GEMMA,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
+    "gemma3n_text": GEMMA3N,
+    "gemma4_text": GEMMA4,
     "vaultgemma": replace(
         GEMMA2, code=code_of("vaultgemma"), facts={**GEMMA.facts, "norm_placement": "pre"},
     ),
@@ -1054,6 +1085,8 @@ ALIASES: dict[str, str] = {
     "siglip2_text_model": "siglip_text_model",
     "hunyuan": "hunyuan_v1_dense",
     "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
+    "gemma4": "gemma4_text",
     "llama4": "llama4_text",
     "clip": "clip_text_model",
     "siglip": "siglip_text_model",

@@ -226,6 +226,7 @@ WINDOW_RULES: dict[str, Callable[[Values, int], Kinds]] = {
     "listed": _smollm3,
     "every_2": lambda values, layers: _every(values, layers, 2),
     "every_4": _every_by_default(4),
+    "every_5": lambda values, layers: _every(values, layers, 5),
     "every_6": _every_by_default(6),
     "full_every_4": _full_every_4,
     "global_every_3": _global_every_3,

@@ -14,6 +14,7 @@ from actcalc.io.hf import read_config
 from actcalc.io.hub.adjust import POST_NORM
 from actcalc.io.hub.families import ALIASES, FAMILIES
 from actcalc.io.hub.family import ACTIVATIONS, SIZES, Experts, Family
+from actcalc.io.hub.gemma import UNADJUST_GEMMAS
 from actcalc.io.hub.read import language_model
 from actcalc.io.hub.senses import UNADJUST_SENSES
 from actcalc.io.hub.values import Values
@@ -400,6 +401,7 @@ def _t5(model: Model) -> dict[str, Any]:
 UNADJUST: dict[str, Callable[[Model], dict[str, Any]]] = {
     **UNADJUST_MIXERS,
     **UNADJUST_SENSES,
+    **UNADJUST_GEMMAS,
     "softcaps": _softcaps,
     "softcaps_gemma2": _softcaps,
     "rotary_dim_64": _rotary_dim,

@@ -266,6 +266,10 @@ class GraphBuilder:
             self._shared.add(name)
         return name
 
+    def share(self, name: str) -> None:
+        """Say of a tensor made here that other layers read it too: it exists once for all."""
+        self._shared.add(name)
+
     def shape(self, name: str) -> tuple[Expr, ...]:
         """The shape of a declared tensor."""
         return self._tensors[name].shape

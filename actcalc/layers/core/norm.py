@@ -122,6 +122,21 @@ def _rms_fp32_weight(n: _Norm) -> None:
     n.keep_weight_fp32()
 
 
+def _rms_pow(n: _Norm) -> None:
+    """``(x.float() * mean_square ** -0.5) * weight.float()``, cast back (Gemma3nRMSNorm).
+
+    The power keeps the mean of squares, the product its result.
+    """
+    n.keep_statistic("mean_square")
+    _rms_fp32_weight(n)
+
+
+def _rms_pow_unweighted(n: _Norm) -> None:
+    """The same without a weight (``with_scale=False``)."""
+    n.keep_statistic("mean_square")
+    _rms_unweighted(n)
+
+
 def _rms_gemma(n: _Norm) -> None:
     """``(x.float() * rstd) * (1 + weight.float())``, cast back (Gemma): all of it in fp32."""
     n.keep_source_fp32()
@@ -176,6 +191,8 @@ NORM_KERNELS: dict[str, NormKernel] = {
     "rms_gemma": _rms_gemma,
     "rms_t5": _rms_t5,
     "rms_unweighted": _rms_unweighted,
+    "rms_pow": _rms_pow,
+    "rms_pow_unweighted": _rms_pow_unweighted,
     "centred": _centred,
 }
 

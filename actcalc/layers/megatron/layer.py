@@ -64,6 +64,11 @@ def _not_modelled(model: Model) -> list[tuple[bool, str]]:
         (model.compression is not None, "attention over compressed keys"),
         (model.streams > 1, "several residual streams"),
         (model.clamped_gate, "clamped gates"),
+        (model.per_layer is not None, "embeddings of each layer's own"),
+        (model.kv_shared_layers > 0, "layers that share keys and values"),
+        (model.keys_as_values, "keys that serve as values"),
+        (bool(model.sparse_layers), "feed-forwards cut off below a threshold"),
+        (model.moe is not None and model.moe.beside_dense, "experts beside a dense feed-forward"),
         (bool(other), f"layers that differ in {' and '.join(sorted(other))}"),
     ]
 

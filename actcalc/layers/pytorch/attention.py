@@ -9,12 +9,12 @@ from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import DType, GraphBuilder
 from actcalc.layers.core.norm import norm
 from actcalc.layers.pytorch.core import attend
-from actcalc.layers.pytorch.heads import GROUP, MODULE, Heads, copied
+from actcalc.layers.pytorch.heads import GROUP, MODULE, Heads, copied, kept_name
 from actcalc.layers.pytorch.linear import linear
 from actcalc.layers.pytorch.mlp import product
 from actcalc.layers.pytorch.parallel import scattered
 from actcalc.layers.pytorch.relative import look_up
-from actcalc.layers.pytorch.rotary import rotate
+from actcalc.layers.pytorch.rotary import rotate, rotate_one
 from actcalc.layers.pytorch.scores import Bias, Core
 from actcalc.specs import LayerKind
 
@@ -29,7 +29,9 @@ def attention(
     Keys and values are of ``source`` too, or of an encoder's output, the ``memory``.
     """
     model = ctx.model
-    q, k, v = project(g, ctx, source, memory)
+    q, k, v = project(
+        g, ctx, source, memory, keys_serve=model.keys_as_values and kind.attention == "full"
+    )
     gate = _output_gate(g, ctx, source, q)
     norm_last = ctx.kernel("qk_norm") == "after_rotary"
     if not kind.rotary and model.position == "rotary" and ctx.kernel("nope") == "scaled":
@@ -41,7 +43,7 @@ def attention(
             replace(x, storage=_clamp(g, x.storage, name))
             for x, name in ((q, "q"), (k, "k"), (v, "v"))
         )
-    v = _values_scaled(g, ctx, v)
+    v = _values_normed(g, ctx, kind, _values_scaled(g, ctx, v))
     if kind.rotary:
         q, k = rotate(g, ctx, kind, q, k)
         if ctx.kernel("rope_scale") == "scaled":
@@ -59,8 +61,42 @@ def attention(
         keys=(ctx.of_encoder() if memory else ctx).s_keys,
         query_width=model.head_dim, value_width=model.v_dim, bias=bias, memory=bool(memory),
     )  # fmt: skip
+    if kind.keys == "kept":
+        g.share(k.storage)
+        g.share(v.storage)
     context = attend(g, ctx, core)
     return close(g, ctx, gated_output(g, ctx, context, gate))
+
+
+def borrowing_attention(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
+    """Append attention of ``source``'s queries to keys and values that an earlier layer kept."""
+    storage = linear(
+        g, ctx, "q", GROUP, source,
+        inside=ctx.h, outside=ctx.q_width, bias=ctx.model.qkv_bias, modules=MODULE, out="q_proj",
+    )  # fmt: skip
+    q = Heads(storage, ctx.heads, ctx.model.heads // ctx.layout.tp, ctx.d)
+    q = rotate_one(g, ctx, kind, _normed(g, ctx, q, "q"), "q")
+    kv = replace(q, heads=ctx.kv_heads, count=ctx.model.kv_heads // ctx.layout.tp)
+    k, v = (replace(kv, storage=kept_name(kind, part)) for part in ("k", "v"))
+    g.shared(k.storage, k.shape(ctx), g.dtype(q.storage))
+    g.shared(v.storage, v.shape(ctx), g.dtype(storage))
+    core = Core(
+        q, k, v, kind, causal=ctx.model.causal, keys=ctx.s_keys,
+        query_width=ctx.model.head_dim, value_width=ctx.model.v_dim,
+    )  # fmt: skip
+    return close(g, ctx, attend(g, ctx, core))
+
+
+def _values_normed(g: GraphBuilder, ctx: Context, kind: LayerKind, v: Heads) -> Heads:
+    """Append the norm of each head's values, which has no weight (Gemma3nTextAttention)."""
+    if not ctx.model.v_norm:
+        return v
+    out = kept_name(kind, "v") if kind.keys == "kept" else ""
+    shape = (ctx.b, ctx.s, v.heads, v.width)
+    storage = norm(
+        g, ctx, "v_norm", v.storage, kind="unweighted", shape=shape, modules=MODULE, out=out
+    )
+    return replace(v, storage=storage, sliced=False)
 
 
 def _values_scaled(g: GraphBuilder, ctx: Context, v: Heads) -> Heads:
@@ -142,10 +178,13 @@ def close(g: GraphBuilder, ctx: Context, context: str) -> str:
     return scattered(g, ctx, "attention", GROUP, branch, MODULE)
 
 
-def project(g: GraphBuilder, ctx: Context, source: str, memory: str = "") -> Triple:
+def project(
+    g: GraphBuilder, ctx: Context, source: str, memory: str = "", *, keys_serve: bool = False
+) -> Triple:
     """Append the projections; q, k and v of one packed projection are views of it.
 
-    Keys and values are those of ``memory`` where there is one.
+    Keys and values are those of ``memory`` where there is one; values are the keys where
+    ``keys_serve`` for them.
     """
     model = ctx.model
     if ctx.kernel("qkv") == "falcon":
@@ -172,7 +211,7 @@ def project(g: GraphBuilder, ctx: Context, source: str, memory: str = "") -> Tri
                 inside=ctx.h, outside=width, bias=bias and (part != "k" or model.key_bias),
                 modules=MODULE, out=f"{part}_proj",
             )
-            for part, width in zip("qkv", widths, strict=True)
+            for part, width in zip("qk" if keys_serve else "qkv", widths, strict=False)
         ]  # fmt: skip
     tp = ctx.layout.tp
     halved = packed or model.attention_gate == "packed"
@@ -181,7 +220,7 @@ def project(g: GraphBuilder, ctx: Context, source: str, memory: str = "") -> Tri
         q, heads=ctx.kv_heads, count=model.kv_heads // tp, sliced=packed,
         rows=ctx.of_encoder().s if memory else None,
     )  # fmt: skip
-    k, v = replace(kv, storage=names[1]), replace(kv, storage=names[2], width=ctx.v_head)
+    k, v = replace(kv, storage=names[1]), replace(kv, storage=names[-1], width=ctx.v_head)
     if ctx.kernel("qkv") == "contiguous":
         parts = ((q, "q"), (k, "k"), (v, "v"))
         q, k, v = (copied(g, ctx, x, f"{n}_contiguous", order="head") for x, n in parts)

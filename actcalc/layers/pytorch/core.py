@@ -197,7 +197,7 @@ def _sdpa(g: GraphBuilder, ctx: Context, x: Core) -> str:
         )
     if kernel == "efficient":
         return _efficient(g, ctx, x, masked=masked)
-    return _math(g, ctx, x, masked=masked)
+    return _math(g, ctx, x, masked=masked, interleaved=native)
 
 
 def _flash(g: GraphBuilder, ctx: Context, x: Core, name: str, *, rng_bytes: int) -> str:
@@ -319,17 +319,21 @@ def _position_bias(
     return made
 
 
-def _math(g: GraphBuilder, ctx: Context, x: Core, *, masked: bool) -> str:
+def _math(g: GraphBuilder, ctx: Context, x: Core, *, masked: bool, interleaved: bool) -> str:
     """Append the math implementation: in fp32, with q and k scaled first.
 
-    Both products keep fp32 operands, the softmax its result, which dropout then copies
+    Both products keep fp32 operands, the softmax its result, which dropout then copies. Grouped
+    keys and values are ``interleaved`` where it is told of them, a copy for a single head too
     (``_scaled_dot_product_attention_math`` in ATen's ``transformers/attention.cpp``).
     """
     q = copied(g, ctx, x.q, "q_scaled", dtype=DType.FP32)
     k = copied(g, ctx, x.k, "k_scaled", dtype=DType.FP32)
     v = x.v if ctx.act is DType.FP32 else copied(g, ctx, x.v, "v_fp32", dtype=DType.FP32)
     q = merged(g, ctx, q, "q")
-    k, v = (merged(g, ctx, repeated(g, ctx, t, q, n), n) for t, n in ((k, "k"), (v, "v")))
+    whole = interleaved and x.k.count != q.count
+    k, v = (
+        merged(g, ctx, repeated(g, ctx, t, q, n, single=whole), n) for t, n in ((k, "k"), (v, "v"))
+    )
     shape = scores_shape(ctx, x)
     scores = g.tensor("scores", shape, DType.FP32)
     pair = [q.storage, k.storage]

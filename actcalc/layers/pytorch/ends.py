@@ -11,10 +11,12 @@ from actcalc.layers.core.graph import DType, Graph, GraphBuilder, Weight
 from actcalc.layers.core.norm import norm
 from actcalc.layers.core.ops import EMBEDDING_SCOPE, dropout, softcap
 from actcalc.layers.core.scoped import Scoped
+from actcalc.layers.pytorch.altup import gathered_streams, spread
 from actcalc.layers.pytorch.hyper import one_stream, stream_shape, widened
 from actcalc.layers.pytorch.linear import linear
 from actcalc.layers.pytorch.mlp import activate
 from actcalc.layers.pytorch.parallel import gathered, scattered
+from actcalc.layers.pytorch.per_layer import per_layer_inputs
 from actcalc.layers.pytorch.pooling import pool, pooled_output
 from actcalc.layers.pytorch.stems import patches, sounds
 
@@ -32,6 +34,8 @@ def embedding_graph(ctx: Context) -> Graph:
         first, out = sounds(g, ctx)
     else:
         first, out = _look_up(g, ctx)
+    if ctx.model.per_layer:
+        per_layer_inputs(g, ctx, first, out)
     if ctx.model.tower:
         from actcalc.layers.pytorch.tower import with_images
 
@@ -51,7 +55,7 @@ def embedding_graph(ctx: Context) -> Graph:
         )  # fmt: skip
     if ctx.model.encoder_layers:
         _between(g, ctx)
-    return g.build(first, widened(g, ctx, out))
+    return g.build(first, spread(g, ctx, out) if ctx.model.altup else widened(g, ctx, out))
 
 
 def _between(g: GraphBuilder, ctx: Context) -> None:
@@ -146,7 +150,7 @@ def head_graph(ctx: Context) -> Graph:
     model = ctx.model
     g = GraphBuilder("head")
     stream = g.tensor("input", stream_shape(ctx, ctx.s_region), ctx.stream)
-    stream = one_stream(g, ctx, stream)
+    stream = gathered_streams(g, ctx, stream) if model.altup else one_stream(g, ctx, stream)
     if model.final_norm and not model.pooled_norm:
         stream = norm(g, ctx, "final_norm", stream, group="head", modules=())
     if ctx.embedding_dropout and ctx.kernel("final_dropout") == "embedding":

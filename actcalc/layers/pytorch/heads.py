@@ -13,6 +13,7 @@ from typing import Literal
 from actcalc.layers.core.algebra import Expr
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import DType, GraphBuilder
+from actcalc.specs import LayerKind
 
 GROUP = "attention"
 MODULE = ("attention",)
@@ -45,6 +46,11 @@ class Heads:
         return (ctx.b, self.heads, rows, self.width)
 
 
+def kept_name(kind: LayerKind, part: str) -> str:
+    """What a layer's keys or values are called: those that later layers read, by their kind."""
+    return part if kind.keys == "own" else f"{part}_of_{kind.attention}"
+
+
 def copied(
     g: GraphBuilder,
     ctx: Context,
@@ -74,16 +80,24 @@ def in_type(g: GraphBuilder, ctx: Context, x: Heads, name: str, dtype: DType) ->
 
 
 def repeated(
-    g: GraphBuilder, ctx: Context, x: Heads, like: Heads, name: str, *, whole: bool = False
+    g: GraphBuilder,
+    ctx: Context,
+    x: Heads,
+    like: Heads,
+    name: str,
+    *,
+    whole: bool = False,
+    single: bool = False,
 ) -> Heads:
     """``x`` with its heads repeated to those of ``like`` (``repeat_kv``).
 
     Repeating expands and reshapes. That copies, but for a single head, whose repeats stay a view
-    of stride 0; ``whole`` says that the shape is that of all ranks' heads (a DTensor's).
+    of stride 0; ``whole`` says that the shape is that of all ranks' heads (a DTensor's), ``single``
+    that a single head is copied too (``repeat_interleave``).
     """
     if x.count == like.count:
         return x
-    if x.count == 1 and not (whole and ctx.tp):
+    if x.count == 1 and not single and not (whole and ctx.tp):
         return replace(x, heads=like.heads, count=like.count, sliced=True)
     wide = replace(x, heads=like.heads, count=like.count)
     return copied(g, ctx, wide, f"{name}_repeated", order="head")

@@ -9,12 +9,14 @@ from actcalc.layers.core.graph import DType, Graph, GraphBuilder, Weight
 from actcalc.layers.core.norm import norm
 from actcalc.layers.core.ops import dropout, promoted, residual_add
 from actcalc.layers.core.scoped import Scoped
-from actcalc.layers.pytorch.attention import attention
+from actcalc.layers.pytorch.altup import altup_layer
+from actcalc.layers.pytorch.attention import attention, borrowing_attention
 from actcalc.layers.pytorch.hyper import hyper_layer, stream_shape
 from actcalc.layers.pytorch.mla import mla_attention
 from actcalc.layers.pytorch.mlp import feed_forward
-from actcalc.layers.pytorch.moe import moe
+from actcalc.layers.pytorch.moe import beside_dense, moe
 from actcalc.layers.pytorch.parallel import gathered
+from actcalc.layers.pytorch.per_layer import add_gated
 from actcalc.layers.pytorch.relative import encoder_output
 from actcalc.specs import LayerKind
 
@@ -35,6 +37,12 @@ def _body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
             f"{ctx.model.norm_placement} with parallel {ctx.model.parallel} ({ctx.model.name})",
             "set norm_placement to pre or post, and parallel to none",
         )
+    if ctx.model.altup:
+        return altup_layer(
+            g, ctx, stream,
+            lambda source: _attend(g, ctx, kind, source),
+            lambda source: _feed(g, ctx, kind, source),
+        )  # fmt: skip
     if ctx.model.streams > 1:
         return hyper_layer(
             g, ctx, stream,
@@ -65,9 +73,12 @@ def _body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
     middle = _bounded(g, ctx, _add(g, ctx, "attention", branch, kept, "middle"), "middle")
     middle = _cross(g, ctx, kind, middle) if kind.cross else middle
     second = norm(g, ctx, "norm2", middle) if before else middle
-    branch = _feed(g, ctx, kind, second)
+    branch = _feed(g, ctx, kind, second, middle)
     branch = norm(g, ctx, "norm2_post", branch) if after else branch
-    out = _add(g, ctx, "ffn", branch, second if normed else middle, "output")
+    kept = second if normed else middle
+    if ctx.model.per_layer:
+        return add_gated(g, ctx, _add(g, ctx, "ffn", branch, kept, "ffn_sum"))
+    out = _add(g, ctx, "ffn", branch, kept, "output")
     return _clamped(g, ctx, kind, _bounded(g, ctx, out, "output"))
 
 
@@ -139,6 +150,8 @@ def _attend(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
     if kind.mixer == "mamba+attention":
         return _beside(g, ctx, kind, source)
     source = gathered(g, ctx, "attention", "attention", source, ("attention",))
+    if kind.keys == "taken":
+        return borrowing_attention(g, ctx, kind, source)
     if ctx.model.compression:
         from actcalc.layers.pytorch.compressed import compressed_attention
 
@@ -167,10 +180,13 @@ def _beside(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
     return residual_add(g, "mixer_add", "attention", attended, mixed, "mixers_out")
 
 
-def _feed(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str) -> str:
+def _feed(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str, stream: str = "") -> str:
+    if kind.mlp == "moe" and ctx.model.moe and ctx.model.moe.beside_dense:
+        return beside_dense(g, ctx, source, stream)
     if kind.mlp == "moe":
         return moe(g, ctx, source)
-    return feed_forward(g, ctx, gathered(g, ctx, "mlp", "ffn", source, ("mlp",)))
+    source = gathered(g, ctx, "mlp", "ffn", source, ("mlp",))
+    return feed_forward(g, ctx, source, sparse=kind.sparse)
 
 
 def _scaled(g: GraphBuilder, ctx: Context, what: str, branch: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from actcalc.errors import SpecError
 from actcalc.layers.core.activation import TRANSFORMERS, Activation
-from actcalc.layers.core.algebra import Expr
+from actcalc.layers.core.algebra import ONE, Expr
 from actcalc.layers.core.algebra import product as elements
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import GraphBuilder
@@ -74,9 +74,12 @@ def feed_forward(
     width: Expr | None = None,
     bias: bool | None = None,
     modules: Iterable[str] = MODULE,
+    sparse: bool = False,
 ) -> str:
     """Append a feed-forward of ``source``; return the branch, before dropout."""
-    branch = projected(g, ctx, source, prefix=prefix, width=width, bias=bias, modules=modules)
+    branch = projected(
+        g, ctx, source, prefix=prefix, width=width, bias=bias, modules=modules, sparse=sparse
+    )
     return scattered(g, ctx, f"{prefix}mlp", GROUP, branch, modules)
 
 
@@ -89,6 +92,7 @@ def projected(
     width: Expr | None = None,
     bias: bool | None = None,
     modules: Iterable[str] = MODULE,
+    sparse: bool = False,
 ) -> str:
     """Append projections and activation of ``source``; return the rank's part of the sum.
 
@@ -114,6 +118,8 @@ def projected(
         packed = model.packed_gate
         gate = project("gate_up", wide * 2) if packed else project("gate", wide)
         up = ""
+        if sparse:
+            gate = _cut_off(g, ctx, gate, modules)
         if model.clamped_gate:
             gate, up = clamped(g, prefix, [gate, project("up", wide)], hidden, modules)
         active = activate(g, ctx, f"{prefix}activation", gate, hidden, modules=modules)
@@ -125,6 +131,20 @@ def projected(
         g, ctx, f"{prefix}fc2", GROUP, active,
         inside=wide, outside=ctx.h, bias=biased, modules=modules,
     )  # fmt: skip
+
+
+def _cut_off(g: GraphBuilder, ctx: Context, gate: str, modules: Iterable[str]) -> str:
+    """Append what sets gates to zero that lie below a multiple of their deviation, and keeps the
+    gates, the deviation, its multiple and what remains (Gemma3nTextMLP._gaussian_topk)."""
+    shape, dtype = g.shape(gate), g.dtype(gate)
+    deviation = g.tensor("gate_deviation", (*shape[:-1], ONE), dtype)
+    multiple = g.tensor("gate_multiple", (), dtype)
+    out = g.tensor("gate_cut", shape, dtype)
+    g.op(
+        "gate_cut", "activation", GROUP, [gate], [out, deviation, multiple],
+        saves=[gate, deviation, multiple, out], modules=modules,
+    )  # fmt: skip
+    return out
 
 
 def clamped(

@@ -9,6 +9,8 @@ from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import ONE, Expr, symbol
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import DType, GraphBuilder, Weight
+from actcalc.layers.core.norm import norm
+from actcalc.layers.core.ops import residual_add
 from actcalc.layers.pytorch.linear import linear
 from actcalc.layers.pytorch.mlp import GROUP, activate, clamped, feed_forward, product
 from actcalc.layers.pytorch.token_choice import token_choice
@@ -37,6 +39,17 @@ def _width(ctx: Context) -> Expr:
 def moe(g: GraphBuilder, ctx: Context, source: str) -> str:
     """Append the mixture of experts of ``source``; return the branch."""
     return EXPERT_KERNELS[ctx.kernel("experts")](g, ctx, source)
+
+
+def beside_dense(g: GraphBuilder, ctx: Context, source: str, stream: str) -> str:
+    """Append the dense feed-forward of ``source`` and the experts of the ``stream`` before its norm
+    (Gemma4TextDecoderLayer); return their sum, each after a norm of its own."""
+    dense = norm(g, ctx, "norm2_post_dense", feed_forward(g, ctx, source))
+    routed = ROUTERS[ctx.kernel(f"router_{_spec(ctx).router}")](g, ctx, stream)
+    out = _grouped(g, ctx, norm(g, ctx, "norm2_experts", stream), routed)
+    return residual_add(
+        g, "moe_add", GROUP, norm(g, ctx, "norm2_post_experts", out), dense, "moe_out"
+    )
 
 
 def _routed(experts: Experts, g: GraphBuilder, ctx: Context, source: str) -> str:
@@ -156,6 +169,28 @@ def _softmax(
     )  # fmt: skip
 
 
+def _softmax_scaled(g: GraphBuilder, ctx: Context, source: str) -> str:
+    """Softmax of a normed input times a learned vector; the chosen are scaled once more, by a
+    number of each expert (Gemma4TextRouter)."""
+    normed = norm(
+        g, ctx, "router_norm", source, kind="unweighted", group=GROUP, modules=ROUTER,
+    )  # fmt: skip
+    scaled = g.tensor("router_scaled", g.shape(normed), g.dtype(normed))
+    g.op(
+        "router_scale", "multiply", GROUP, [normed], [scaled], saves=[normed], modules=ROUTER,
+        weights=[Weight("router.scale", (ctx.h,))],
+    )  # fmt: skip
+    chosen = _softmax(g, ctx, scaled, fp32=False, cast=False)
+    scales = g.tensor("router_expert_scales", _chosen(ctx), ctx.residual)
+    weights = g.tensor("routing_weights_scaled", _chosen(ctx), DType.FP32)
+    g.op(
+        "router_expert_scale", "multiply", GROUP, [chosen], [weights, scales],
+        saves=[chosen, scales], modules=ROUTER,
+        weights=[Weight("router.expert_scales", (symbol("E"),))],
+    )  # fmt: skip
+    return weights
+
+
 def _sparsemixer(g: GraphBuilder, ctx: Context, source: str) -> str:
     """One masked softmax per chosen expert, sampled (PhimoeTopKRouter, ``sparsemixer``).
 
@@ -238,6 +273,7 @@ ROUTERS: dict[str, Router] = {
     "softmax_fp32_clamped": lambda g, ctx, source: _softmax(
         g, ctx, source, fp32=True, cast=True, clamped=True
     ),
+    "softmax_scaled": _softmax_scaled,
     "sparsemixer": _sparsemixer,
     "sigmoid": lambda g, ctx, source: _sigmoid(g, ctx, source, fp32=True),
     "sigmoid_half": lambda g, ctx, source: _sigmoid(g, ctx, source, fp32=False),

@@ -8,7 +8,7 @@ from actcalc.layers.core.algebra import ONE, Expr, symbol
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import DType, GraphBuilder
 from actcalc.layers.core.ops import promoted
-from actcalc.layers.pytorch.heads import GROUP, MODULE, Heads, Order
+from actcalc.layers.pytorch.heads import GROUP, MODULE, Heads, Order, kept_name
 from actcalc.specs import LayerKind
 
 
@@ -114,10 +114,11 @@ def rotate(
     g: GraphBuilder, ctx: Context, kind: LayerKind, q: Heads, k: Heads
 ) -> tuple[Heads, Heads]:
     """Append the rotation of queries and keys: it is linear, so that the tables alone are kept."""
-    return _rotate(g, ctx, kind, q, "q"), _rotate(g, ctx, kind, k, "k")
+    return rotate_one(g, ctx, kind, q, "q"), rotate_one(g, ctx, kind, k, "k")
 
 
-def _rotate(g: GraphBuilder, ctx: Context, kind: LayerKind, x: Heads, name: str) -> Heads:
+def rotate_one(g: GraphBuilder, ctx: Context, kind: LayerKind, x: Heads, name: str) -> Heads:
+    """Append the rotation of queries or of keys, by the name of which (``q``, ``k``)."""
     rule = rotation(ctx)
     kept, made = tables(g, ctx, kind, rule, name)
     dtype = g.dtype(x.storage)
@@ -125,7 +126,8 @@ def _rotate(g: GraphBuilder, ctx: Context, kind: LayerKind, x: Heads, name: str)
         dtype = promoted(dtype, g.dtype(kept[0]))
     order = rule.partial_order if _partial(ctx) else rule.order
     turned = replace(x, sliced=False, order=order or x.order)
-    out = g.tensor(name, turned.shape(ctx), dtype)
+    made_as = kept_name(kind, name) if name == "k" else name
+    out = g.tensor(made_as, turned.shape(ctx), dtype)
     inputs = [x.storage, *(table for table in kept if table not in made)]
     g.op(f"{name}_rotate", "rotary", GROUP, inputs, [out, *made], saves=kept, modules=MODULE)
     return replace(turned, storage=out)
