@@ -184,23 +184,14 @@ def finish_times(shape: Shape, durations: _Floats, p2p: float) -> _Floats:
     return finish
 
 
-class _Step(NamedTuple):
-    """One action of a stage, or a joined pair, which needs and fills two slots.
+_Step = tuple[int, float, int, float, int, int, int, int, int]
+"""One action of a stage, or a joined pair, which needs and fills two slots.
 
-    A slot is an index into the table of finish times; beyond it come one that is always done and
-    one that is never waited for. Delays are in messages; durations are indices into a flat table.
-    """
-
-    need: int
-    delay: float
-    other: int
-    other_delay: float
-    own: int
-    also: int
-    duration: int
-    more: int
-    before: int
-    """The slot of the stage's action before it."""
+What it needs and with which delay, the same of the second one; the slots that it fills; its
+durations; the slot of the stage's action before it. A slot is an index into the table of finish
+times; beyond it come one that is always done and one that is never waited for. Delays are in
+messages; durations are indices into a flat table. (A plain tuple: there are a million of them.)
+"""
 
 
 def _walk(steps: Sequence[_Step], seconds: Sequence[float], p2p: float, size: int) -> list[float]:
@@ -267,12 +258,13 @@ def _sequence(shape: Shape) -> tuple[_Step, ...]:
         program = programs[stage]
         for index in range(position[stage], len(program)):
             step = program[index]
-            if not (done[step.need] and done[step.other]):
-                waiting[step.other if done[step.need] else step.need] = stage
+            need, _, other, _, own, also, *_ = step
+            if not (done[need] and done[other]):
+                waiting[other if done[need] else need] = stage
                 position[stage] = index
                 break
             found.append(step)
-            for slot in (step.own, step.also):
+            for slot in (own, also):
                 done[slot] = True
                 if slot in waiting:
                     ready.append(waiting.pop(slot))
@@ -321,8 +313,7 @@ def _program(shape: Shape, stage: int, size: int) -> list[_Step]:
     )
     kept = ~np.roll(joined, 1)
     earlier = [origin, *slot[kept][:-1].tolist()]
-    steps = zip(*(column[kept].tolist() for column in columns), earlier, strict=True)
-    return [_Step(*step) for step in steps]
+    return list(zip(*(column[kept].tolist() for column in columns), earlier, strict=True))
 
 
 def _lane_of(shape: Shape, stage: int, chunk: int) -> int:

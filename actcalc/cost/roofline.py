@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from actcalc.cost.collective import collective_seconds, group_of
 from actcalc.cost.exchange import exchanged
@@ -67,7 +68,7 @@ class LayerTime:
             self.lead + other.lead,
         )
 
-    def __mul__(self, count: int) -> LayerTime:
+    def __mul__(self, count: Any) -> LayerTime:
         return LayerTime(*(count * seconds for seconds in vars(self).values()))
 
     @property

@@ -25,10 +25,18 @@ from actcalc.cost.replicas import (
 from actcalc.cost.roofline import NOTHING, LayerTime, Roofline
 from actcalc.errors import SpecError
 from actcalc.layers.core.algebra import added, most
-from actcalc.layers.core.either import real
+from actcalc.layers.core.either import nothing, real
 from actcalc.layers.core.graph import Collective, Graph
 from actcalc.layers.model import ModelGraph
-from actcalc.memory.states import alike, packed_bytes, packs, parameters_of, recipe, replicas
+from actcalc.memory.states import (
+    Parameters,
+    alike,
+    packed_bytes,
+    packs,
+    parameters_of,
+    recipe,
+    replicas,
+)
 from actcalc.policy.rules import NONE, Policy
 from actcalc.run.staged import StagedRun
 from actcalc.specs.objectives import OBJECTIVES
@@ -122,14 +130,15 @@ def step_time(
 
 def _chunk_times(policy: Policy, roofline: Roofline) -> list[list[LayerTime]]:
     staged = roofline.staged
-    model, stages = staged.graph, staged.under(policy)
+    model, stages, rates = staged.graph, staged.under(policy), roofline.rates
     result = []
     for stage, sides in zip(staged.places, staged.ends, strict=True):
         row = []
         for chunk, (first, last) in zip(stage, sides, strict=True):
             total = NOTHING
             for graph, chosen, amount in stages.tally(chunk):
-                one = _sharded(roofline, graph, roofline.layer(graph, chosen))
+                shards = _shards(roofline, graph)
+                one = sharded(roofline.layer(graph, chosen), shards, rates)
                 total = total + one * amount
             if first:
                 total = total + roofline.ends(model.embedding)
@@ -161,7 +170,7 @@ def _forwards(roofline: Roofline) -> LayerTime:
     return LayerTime(count * once, 0.0, 0.0, 0.0)
 
 
-class _Shards(NamedTuple):
+class Shards(NamedTuple):
     """Seconds of one graph's collectives under ZeRO-3, of its weights' way from host memory, and of
     kernels that these need; 0 without."""
 
@@ -172,41 +181,55 @@ class _Shards(NamedTuple):
     """Of kernels that copy weights out of what was gathered."""
     divide: float = 0.0
     """Of the kernel that divides their gradient before it is reduced."""
+    alone: bool = False
+    """Nothing runs beside a gather."""
 
 
-def _shards(roofline: Roofline, graph: Graph) -> _Shards:
-    model, rates, training = roofline.model, roofline.rates, roofline.training
+def _shards(roofline: Roofline, graph: Graph) -> Shards:
+    model, training = roofline.model, roofline.training
+    if model.context.layout.zero < 3 and training.offload != "weights":
+        return Shards(0.0, 0.0)
+    found = shards_of(model, training, parameters_of(model, graph, training), roofline.rates)
+    if model.context.layout.zero < 3 or model.context.framework.sharded_units != "listed":
+        return found
+    listed = _listed(roofline, graph)
+    return found._replace(gather=found.gather + listed, scatter=found.scatter + listed)
+
+
+def shards_of(
+    model: ModelGraph, training: Training, parameters: Parameters, rates: Rates
+) -> Shards:
+    """Seconds of the collectives and kernels of one graph's parameters, of one run or of many."""
     context = model.context
     layout = context.layout
     found = [0.0, 0.0]
     unpack = divide = 0.0
-    fetch = _fetch(roofline, graph)
-    if layout.zero < 3:
-        return _Shards(0.0, 0.0, fetch)
     rules = recipe(model, training)
-    parameters = parameters_of(model, graph, training)
+    units = context.framework.sharded_units
+    alone = not training.prefetch or units == "listed"
+    fetch = _fetch(model, training, parameters, rates)
+    if layout.zero < 3:
+        return Shards(0.0, 0.0, fetch, alone=alone)
     reduced = reduced_bytes(training, rules)
     for group, expert, _ in parameters.groups():
         ranks = replicas(layout, training, expert=expert)
         stride = layout.ep * layout.expert_tp if expert else layout.tp
-        found[0] += collective_seconds(
+        found[0] = found[0] + collective_seconds(
             Collective.ALL_GATHER, group.parameters * rules.gathered, ranks, stride, rates
         )
         every = alike(layout, expert=expert)
-        found[1] += scattered_seconds(group.trained * reduced, every, ranks, stride, rates)
-        if ranks > 1:  # each of these reads and writes everything
-            unpack += 2 * rules.gathered * group.parameters / rates.memory
-            divide += 2 * reduced * group.trained / rates.memory
-    units = context.framework.sharded_units
-    if units == "listed":
-        listed = _listed(roofline, graph)
-        found = [seconds + listed for seconds in found]
-    return _Shards(
+        scattered = scattered_seconds(group.trained * reduced, every, ranks, stride, rates)
+        found[1] = found[1] + scattered
+        several = ranks > 1  # each of these reads and writes everything
+        unpack = unpack + several * (2 * rules.gathered * group.parameters / rates.memory)
+        divide = divide + several * (2 * reduced * group.trained / rates.memory)
+    return Shards(
         found[0],
         found[1],
         fetch,
         unpack if units == "apart" else 0.0,
         divide if units == "flat" else 0.0,
+        alone,
     )
 
 
@@ -234,26 +257,24 @@ def _listed(roofline: Roofline, graph: Graph) -> float:
     return total * _LISTED_SECONDS * roofline.rates.shares.host_pace
 
 
-def _fetch(roofline: Roofline, graph: Graph) -> float:
+def _fetch(model: ModelGraph, training: Training, parameters: Parameters, rates: Rates) -> float:
     """Seconds in which one graph's offloaded weights come from host memory, in forward or backward.
 
     All of them, or a rank's own shard under ZeRO-3 (Rajbhandari et al. 2021, ZeRO-Infinity, section
     6.1; torch FSDP CPUOffloadPolicy).
     """
-    model, training = roofline.model, roofline.training
     if training.offload != "weights":
         return 0.0
     layout, rules = model.context.layout, recipe(model, training)
-    parameters = parameters_of(model, graph, training)
     size = 0.0
     for group, expert in ((parameters.dense, False), (parameters.expert, True)):
         own = rules.weight * (group.parameters - group.packed * packs(training))
         ranks = replicas(layout, training, expert=expert) if layout.zero == 3 else 1
         size += (own + packed_bytes(group, training)) / ranks
-    return size / roofline.rates.host
+    return size / rates.host
 
 
-def _sharded(roofline: Roofline, graph: Graph, time: LayerTime) -> LayerTime:
+def sharded(time: LayerTime, shards: Shards, rates: Rates) -> LayerTime:
     """A layer whose weights are sharded over replicas (ZeRO-3, FSDP).
 
     Weights are gathered before its forward and again before its backward, gradients scattered
@@ -261,16 +282,16 @@ def _sharded(roofline: Roofline, graph: Graph, time: LayerTime) -> LayerTime:
     prefetch the layer waits for its weights. Weights in host memory come the same way. DeepSpeed
     0.3 waits for the device before each gather, so that none runs beside anything.
     """
-    model = roofline.model
-    gather, scatter, fetch, unpack, divide = _shards(roofline, graph)
-    if not gather and not fetch:
+    gather, scatter, fetch, unpack, divide, alone = shards
+    if nothing(gather) and nothing(fetch):
         return time
-    forward = time.forward + unpack
-    backward = time.backward + (unpack + divide if time.backward else 0.0)
-    share = roofline.rates.shares.communication_multiprocessors
     # a frozen layer that no gradient passes has no backward to gather for
-    again, fetched = (gather, fetch) if time.backward else (0.0, 0.0)
-    if not roofline.training.prefetch or model.context.framework.sharded_units == "listed":
+    passed = time.backward > 0
+    forward = time.forward + unpack
+    backward = time.backward + passed * (unpack + divide)
+    share = rates.shares.communication_multiprocessors
+    again, fetched = passed * gather, passed * fetch
+    if alone:
         return replace(
             time,
             forward=fetch + gather + forward,
@@ -278,26 +299,33 @@ def _sharded(roofline: Roofline, graph: Graph, time: LayerTime) -> LayerTime:
         )
     return replace(
         time,
-        forward=max(fetch, beside(forward, gather, share)),
-        backward=max(fetched, beside(backward, again + scatter, share)),
+        forward=most(fetch, beside(forward, gather, share)),
+        backward=most(fetched, beside(backward, again + scatter, share)),
     )
 
 
 def _unhidden(roofline: Roofline, first: Graph) -> LayerTime:
+    model = roofline.model
+    ends = [_shards(roofline, graph) for graph in outermost(model)]
+    return unhidden(_shards(roofline, first), ends)
+
+
+def outermost(model: ModelGraph) -> tuple[Graph, ...]:
+    """The graphs of the outermost unit: embedding and head, or one where their table is tied."""
+    tables = {weight.scope for weight in model.embedding.weights}
+    tied = any(weight.scope in tables for weight in model.head.weights if weight.scope)
+    return (model.embedding,) if tied else (model.embedding, model.head)
+
+
+def unhidden(inner: Shards, ends: Sequence[Shards]) -> LayerTime:
     """What has no work to run beside under ZeRO-3, once per micro-batch.
 
     The outermost unit (embedding, head and last norm) and the first layer are gathered before
     anything can run; their gradients are scattered when nothing is left to run (torch FSDP's root
     unit; fully_shard alike).
     """
-    model = roofline.model
-    ends = [_shards(roofline, graph) for graph in (model.embedding, model.head)]
-    tables = {weight.scope for weight in model.embedding.weights}
-    if any(weight.scope in tables for weight in model.head.weights if weight.scope):
-        ends = ends[:1]  # a tied embedding is one tensor
-    inner = _shards(roofline, first)
     gather = inner.gather + inner.fetch
-    gather += added(end.gather + end.fetch + end.unpack for end in ends)
+    gather = gather + added(end.gather + end.fetch + end.unpack for end in ends)
     scatter = inner.scatter + added(end.scatter + end.divide for end in ends)
     return LayerTime(gather, 0.0, scatter, 0.0)
 

@@ -12,6 +12,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
+from actcalc.layers.core.algebra import most
+from actcalc.layers.core.either import greatest, nothing, rounded
 from actcalc.memory.parts import EMBEDDING, HEAD, Part
 from actcalc.memory.states import Parameters, packed_bytes, packs
 from actcalc.specs.recipes import Recipe
@@ -73,6 +75,90 @@ class Sharding(NamedTuple):
         )
 
 
+def sharding_like(
+    rules: Recipe, training: Training, ranks: int, *, root: bool, zero: int, piped: bool,
+    experts: bool,
+) -> Sharding:  # fmt: skip
+    """How weights are sharded under a ZeRO stage, over so many ranks, in a pipeline or alone."""
+    stays = zero == 2 or piped
+    return Sharding(
+        rules=rules,
+        training=training,
+        ranks=ranks,
+        root=root,
+        stays=stays if training.keeps_gathered is None else training.keeps_gathered,
+        whole=piped,
+        experts=experts,
+    )
+
+
+def chunks_around(
+    chunks: Sequence[Sequence[Part]],
+    made: Sequence[Sequence[tuple[int, int]]],
+    gradient: float,
+    full: int,
+    sharding: Sharding | None,
+    *,
+    persistent: bool,
+    waiting: int,
+) -> list[list[Both]]:
+    """For each chunk of a stage what is around every occurrence of its parts.
+
+    ``full`` bytes are the stage's gradients, ``gradient`` one parameter's; ``made`` says of every
+    chunk what :func:`actcalc.memory.peaks.first_gradients` says of its parts. ``waiting`` are the
+    bytes per parameter of a tied table's gradient that waits.
+    """
+    found = [
+        plain(parts, each, gradient, full, persistent=persistent,
+              waiting=waiting * _in_both_ends(parts) if waiting else 0)
+        for parts, each in zip(chunks, made, strict=True)
+    ]  # fmt: skip
+    if sharding is None:
+        return found
+    if not sharding.rules.units:
+        pairs = zip(chunks, found, strict=True)
+        return [live(parts, each, sharding) for parts, each in pairs]
+    units = [Units(parts, sharding) for parts in chunks]
+    every = [
+        [one.around(at, both) for at, both in enumerate(each)]
+        for one, each in zip(units, found, strict=True)
+    ]
+    return _all_chunks(every, units) if sharding.whole else every
+
+
+def _in_both_ends(parts: Sequence[Part]) -> int:
+    """Parameters of a table that embedding and head of one chunk share.
+
+    Its gradient of the head waits for the look-up's, in one micro-batch: the engine adds up what
+    arrives for a parameter before it is accumulated (torch/csrc/autograd/input_buffer.cpp).
+    """
+    ends = [
+        dict(part.trained.shared)
+        for part in parts
+        if part.first < 0 and not nothing(part.parameters.total)
+    ]
+    if len(ends) < 2:
+        return 0
+    return sum(count for scope, count in ends[0].items() if scope in ends[-1])
+
+
+def _all_chunks(around: list[list[Both]], units: Sequence[Units]) -> list[list[Both]]:
+    """What lies around every part with the gathered weights and gradients of the other chunks."""
+    gathered = sum(one.all_gathered for one in units)
+    summed = sum(one.all_summed for one in units)
+
+    def more(one: Around, of: Units) -> Around:
+        return one._replace(
+            gathered=one.gathered + gathered - of.all_gathered,
+            unreduced=one.unreduced + summed - of.all_summed,
+        )
+
+    return [
+        [Both(more(both.forward, of), more(both.backward, of)) for both in each]
+        for each, of in zip(around, units, strict=True)
+    ]
+
+
 def plain(
     parts: Sequence[Part],
     made: Sequence[tuple[int, int]],
@@ -92,9 +178,9 @@ def plain(
     lacking = cast = 0
     for part, (own, shared) in zip(parts, made, strict=True):
         for index in range(part.count):
-            cast += part.casts
-            lacking += own + (shared if index == part.count - 1 else 0)
-            absent = 0 if persistent else round(lacking * gradient)
+            cast = cast + part.casts
+            lacking = lacking + own + (shared if index == part.count - 1 else 0)
+            absent = 0 if persistent else rounded(lacking * gradient)
             more = waiting if persistent and part.name != HEAD else 0
             forward = Around(full if persistent else 0, gathered=cast)
             found.append(Both(forward, Around(full - absent, unreduced=more)))
@@ -116,7 +202,7 @@ class _Unit(NamedTuple):
     def of(cls, part: Part, rule: Sharding) -> _Unit:
         layers = max(1, part.layers)
         own = part.parameters
-        experts = own.reduced[1] // layers if rule.experts else 0
+        experts = own.reduced[1] // layers * rule.experts
         weights = rule.gathered(own) // layers
         return cls(part, weights, own.trained // layers, part.largest, experts)
 
@@ -127,7 +213,8 @@ class Units:
     def __init__(self, parts: Sequence[Part], rule: Sharding) -> None:
         self.parts = tuple(parts)
         self.rule = rule
-        self.each = [_Unit.of(part, rule) for part in parts for _ in range(part.count)]
+        units = ([_Unit.of(part, rule)] * part.count for part in parts)
+        self.each = [unit for same in units for unit in same]
         ends = [unit for unit in self.each if unit.part.first < 0] if rule.root else []
         # a table that embedding and head share is gathered, and has its gradient, once
         self.root, self.root_trained = _once(ends)
@@ -159,7 +246,8 @@ class Units:
         """
         after, rules = self._next(at, +1), self.rule.rules
         before = rules.reduced * (after.trained - after.experts) if after is not None else 0
-        return max(before, rules.gathered * self.each[at].experts)
+        found: int = most(before, rules.gathered * self.each[at].experts)
+        return found
 
     def around(self, at: int, plainly: Both) -> Both:
         """What is around one occurrence, beside the gradients that ``plainly`` says."""
@@ -217,19 +305,20 @@ class Units:
     def _reducing(self, part: Part, at: int) -> Part:
         rules, rule = self.rule.rules, self.rule
         trained = self.root_trained if rule.root else self.each[at].trained
-        last = max(u.last for u in self.each if u.part.first < 0) if rule.root else part.largest
+        ends = (unit.last for unit in self.each if unit.part.first < 0)
+        last = greatest(ends) if rule.root else part.largest
         shard = rules.reduced * -(-trained // rule.ranks)
         copied = (rules.gathered + rules.reduced) * trained
         reduced = rules.reduced * trained + rules.gathered * last + shard
         gone = self.around(at, Both(Around(), Around())).backward
         ahead = self._flat(at)
         if part.name == HEAD and not rule.root:
-            later = max(copied, reduced) + ahead - gone.gathered
+            later = most(copied, reduced) + ahead - gone.gathered
             rest = part.backward_rest + ahead
-            return replace(part, backward=max(part.backward, rest, later))
+            return replace(part, backward=greatest((part.backward, rest, later)))
         if part.name == EMBEDDING:
-            later = max(copied, reduced) - gone.gathered - gone.unreduced
-            return replace(part, backward=max(part.backward, later))
+            later = most(copied, reduced) - gone.gathered - gone.unreduced
+            return replace(part, backward=most(part.backward, later))
         return part
 
 
@@ -267,7 +356,7 @@ def _once(ends: Sequence[_Unit]) -> tuple[int, int]:
     for unit in ends:
         shared = sum(count for scope, count in unit.part.trained.shared if scope in known)
         known |= {scope for scope, _ in unit.part.trained.shared}
-        each = unit.weights // max(1, unit.part.parameters.total)
+        each = unit.weights // most(1, unit.part.parameters.total)
         weights += unit.weights - each * shared
         trained += unit.trained - shared
     return weights, trained

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import accumulate, chain, pairwise
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from actcalc.layers.core.algebra import ONE, symbol
-from actcalc.layers.core.either import each, exact, single
+from actcalc.layers.core.either import each, exact, greatest, nothing, single
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.parts import Part
-from actcalc.memory.states import States, replicas
+from actcalc.memory.states import Parameters, States, replicas
 from actcalc.run.staged import StagedRun
 from actcalc.specs.device import Device
 from actcalc.specs.recipes import Recipe
@@ -32,6 +32,22 @@ def overheads() -> Mapping[str, int]:
 
     data = built_in("memory", "overheads")
     return {key: int(value["value"]) for key, value in data.items() if isinstance(value, dict)}
+
+
+class Piece(Protocol):
+    """Part of a stage, as far as its weights are gathered for it."""
+
+    @property
+    def parameters(self) -> Parameters:
+        """Its parameters on one rank, once."""
+
+    @property
+    def layers(self) -> int:
+        """Layers in one occurrence; 0 of an end."""
+
+    @property
+    def count(self) -> int:
+        """How many times in a row it occurs."""
 
 
 class Buffer(NamedTuple):
@@ -227,7 +243,7 @@ def data_parallel(
     model: ModelGraph,
     training: Training,
     rules: Recipe,
-    parts: Sequence[Part],
+    parts: Sequence[Piece],
     held: States,
     *,
     gathers: bool,
@@ -239,9 +255,10 @@ def data_parallel(
     buckets = model.context.framework.reduction_buckets
     ranks = replicas(layout, training, expert=False)
     away = training.offload == "weights"
-    if (away or (layout.zero == 3 and ranks > 1)) and not gathers:
-        found = _sharded(model, training, rules, parts)
-        return found if layout.zero == 3 and ranks > 1 else found[:1]
+    split = layout.zero == 3 and not nothing(ranks > 1)
+    if (away or split) and not gathers:
+        found = _sharded(training, rules, parts)
+        return found if split else found[:1]
     torch = layout.zero == 0 or (layout.zero == 1 and training.zero_redundancy)
     if buckets and torch:
         if training.bucket_view:
@@ -268,25 +285,23 @@ def data_parallel(
     return []
 
 
-def _sharded(
-    model: ModelGraph, training: Training, rules: Recipe, parts: Sequence[Part]
-) -> list[Buffer]:
+def _sharded(training: Training, rules: Recipe, parts: Sequence[Piece]) -> list[Buffer]:
     """Weights gathered for the layer at work (and the next), whether they are sharded over ranks or
     wait in host memory, and its unreduced gradients.
 
     Gradients are made in the gathered type and copied to the type they are reduced in
     (torch.distributed.fsdp fully_shard: _fsdp_collectives.py foreach_reduce).
     """
-    sizes = [(p.parameters.total, p.parameters) for p in parts]
-    if not sizes:
+    if not parts:
         return []
     depth = 2 if training.prefetch else 1
     ahead: list[int] = []
     for part in parts:
-        one = part.parameters.total // part.layers if part.layers > 1 else part.parameters.total
+        one = part.parameters.total // max(1, part.layers)
         ahead += [one] * min(part.count * max(1, part.layers), depth)
-    window = max(sum(ahead[i : i + depth]) for i in range(max(1, len(ahead) - depth + 1)))
-    largest = max(p.parameters.trained // max(1, p.layers) for p in parts)
+    starts = range(max(1, len(ahead) - depth + 1))
+    window = greatest(sum(ahead[i : i + depth]) for i in starts)
+    largest = greatest(p.parameters.trained // max(1, p.layers) for p in parts)
     gradient = largest * (rules.gathered + rules.gradient)
     stays = training.persistent_buffers
     return [

@@ -189,10 +189,9 @@ class Timeline:
 
     def shapes(self, graph: Graph) -> frozenset[tuple[int, ...]]:
         """Shapes of the weights of matrix products in one graph, on one rank (cached)."""
-        key = id(graph)
-        if key not in self._shapes:
-            self._shapes[key] = frozenset(self.weight_shapes(graph))
-        return self._shapes[key]
+        if id(graph) not in self._shapes:
+            self._shapes[id(graph)] = frozenset(self.weight_shapes(graph))
+        return self._shapes[id(graph)]
 
     def weight_shapes(self, graph: Graph) -> Iterator[tuple[int, ...]]:
         """The same of every weight: of one run, or of many."""
@@ -445,7 +444,7 @@ class Timeline:
 
     def end_alive(self, name: str) -> Alive:
         """Bytes of embedding, prediction layer or head, of one run or of many."""
-        found = self._end_sizes(name, self._end_graph(name))[0]
+        found, _ = self.end_sizes(name)
         forward, backward = most(found.stored, found.forward), most(found.stored, found.backward)
         return Alive(found.stored, forward, backward, 0)
 
@@ -460,7 +459,9 @@ class Timeline:
             return self.model.mtp.graph
         return self.model.embedding if name == EMBEDDING else self.model.head
 
-    def _end_sizes(self, name: str, graph: Graph) -> tuple[Sizes, Working]:
+    def end_sizes(self, name: str) -> tuple[Sizes, Working]:
+        """Bytes of an end, and of its working set, of one run or of many."""
+        graph = self._end_graph(name)
         outcome = layer_outcome(self.model, graph, NONE)
         work = working(self.model, outcome, self.options)
         stored = outcome.sizes(self.model).stored
@@ -469,7 +470,7 @@ class Timeline:
         return Sizes(stored, work.forward, work.backward, work.backward_rest), work
 
     def _end(self, name: str, graph: Graph) -> Part:
-        found, work = self._end_sizes(name, graph)
+        found, work = self.end_sizes(name)
         stored = found.stored
         tiled = name == HEAD and self.training.loss == "tiled"
         return Part(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from actcalc.layers.core.either import greatest, nothing
 from actcalc.memory.around import Around, Both
 from actcalc.memory.parts import HEAD, TILES, Part
 
@@ -25,6 +26,20 @@ def first_gradients(parts: Sequence[Part]) -> tuple[tuple[int, int], ...]:
         known |= set(fresh)
         found.append((part.trained.own, sum(fresh.values())))
     return tuple(reversed(found))
+
+
+def made_by_chunk(
+    chunks: Sequence[Sequence[Part]], order: Sequence[int]
+) -> tuple[Sequence[tuple[int, int]], ...]:
+    """The same for each chunk of a stage; ``order`` has their numbers in model order."""
+    every = first_gradients([part for index in order for part in chunks[index]])
+    found: dict[int, Sequence[tuple[int, int]]] = {}
+    start = 0
+    for index in order:
+        stop = start + len(chunks[index])
+        found[index] = every[start:stop]
+        start = stop
+    return tuple(found[index] for index in range(len(chunks)))
 
 
 class Moment(NamedTuple):
@@ -60,6 +75,12 @@ class Moments:
         """The highest moment of forward, and of backward: the first of equals."""
         return _highest(self.forward), _highest(self.backward)
 
+    @property
+    def most(self) -> tuple[int, int]:
+        """Bytes of these: of one run, or of many."""
+        forward, backward = ([one.total for one in way] for way in (self.forward, self.backward))
+        return greatest(forward), greatest(backward)
+
 
 _NOTHING = Moment("", 0, 0, Around(), False)
 
@@ -78,7 +99,7 @@ def chunk_moments(parts: Sequence[Part], around: Sequence[Both]) -> Moments:
             beside = around[at]
             name = _name(part, index, "forward")
             forward.append(Moment(name, prefix, part.forward, beside.forward, loss))
-            if part.backward:
+            if not nothing(part.backward):
                 name = _name(part, index, "backward")
                 backward.append(Moment(name, prefix, part.backward, beside.backward, loss))
             prefix, at = prefix + part.stored, at + 1

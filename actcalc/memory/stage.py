@@ -9,12 +9,12 @@ from dataclasses import replace
 from actcalc.layers.core.algebra import added
 from actcalc.layers.core.graph import Graph, Op
 from actcalc.layers.model import ModelGraph
-from actcalc.memory.around import Around, Both, Sharding, Units, live, plain
+from actcalc.memory.around import Both, Sharding, Units, chunks_around, sharding_like
 from actcalc.memory.buffers import Buffer, buffers, sent_outputs
 from actcalc.memory.figures import BufferFigure, StageFigure
 from actcalc.memory.objectives import beside_training, reference_part
 from actcalc.memory.parts import Part, Timeline
-from actcalc.memory.peaks import chunk_moments, first_gradients
+from actcalc.memory.peaks import chunk_moments, made_by_chunk
 from actcalc.memory.states import (
     NO_PARAMETERS,
     Parameters,
@@ -375,53 +375,18 @@ class StageMemory:
 
         See :func:`actcalc.memory.parts.first_gradients`.
         """
-        chunks, parts = self.places[stage], self.parts(stage)
-        ordered = sorted(range(len(chunks)), key=lambda index: chunks[index].start)
-        every = first_gradients([part for index in ordered for part in parts[index]])
-        found: dict[int, Sequence[tuple[int, int]]] = {}
-        start = 0
-        for index in ordered:
-            stop = start + len(parts[index])
-            found[index] = every[start:stop]
-            start = stop
-        return tuple(found[index] for index in range(len(chunks)))
+        chunks = self.places[stage]
+        order = sorted(range(len(chunks)), key=lambda index: chunks[index].start)
+        return made_by_chunk(self.parts(stage), order)
 
     def around(self, stage: int, held: States) -> list[list[Both]]:
         """For each chunk of a stage what is around every part of it."""
         gradient, persistent = self.gradient(stage, held)
-        found = []
-        for parts, made in zip(self.parts(stage), self.gradients_made(stage), strict=True):
-            each = plain(
-                parts, made, gradient, held.gradients,
-                persistent=persistent, waiting=self.waiting(parts),
-            )  # fmt: skip
-            found.append(each)
-        if self.sharding is None:
-            return found
-        if not self.rules.units:
-            return [
-                live(parts, each, self.sharding)
-                for parts, each in zip(self.parts(stage), found, strict=True)
-            ]
-        units = [Units(parts, self.sharding) for parts in self.parts(stage)]
-        every = [
-            [one.around(at, both) for at, both in enumerate(each)]
-            for one, each in zip(units, found, strict=True)
-        ]
-        return _all_chunks(every, units) if self.sharding.whole else every
-
-    def waiting(self, parts: Sequence[Part]) -> int:
-        """Bytes of the tied table's gradient that waits for the look-up's, in one micro-batch.
-
-        The engine adds up what arrives for a parameter before it is accumulated
-        (torch/csrc/autograd/input_buffer.cpp).
-        """
         rule = self.timeline.options.gradients
-        ends = [
-            dict(part.trained.shared) for part in parts if part.first < 0 and part.parameters.total
-        ]
-        both = [count for scope, count in ends[0].items() if scope in ends[-1]] if ends else []
-        return sum(both) * rule.summed if rule.tied and len(ends) > 1 else 0
+        return chunks_around(
+            self.parts(stage), self.gradients_made(stage), gradient, held.gradients, self.sharding,
+            persistent=persistent, waiting=rule.summed if rule.tied else 0,
+        )  # fmt: skip
 
     def _stored(self, stage: int, table: Table) -> tuple[int, int, int]:
         """The most stored bytes, the most chunk activations in flight, and the layers' part."""
@@ -445,23 +410,6 @@ def read(ops: Iterable[Op]) -> set[str]:
     return {name for op in ops for name in op.inputs}
 
 
-def _all_chunks(around: list[list[Both]], units: Sequence[Units]) -> list[list[Both]]:
-    """What lies around every part with the gathered weights and gradients of the other chunks."""
-    gathered = sum(one.all_gathered for one in units)
-    summed = sum(one.all_summed for one in units)
-
-    def more(one: Around, of: Units) -> Around:
-        return one._replace(
-            gathered=one.gathered + gathered - of.all_gathered,
-            unreduced=one.unreduced + summed - of.all_summed,
-        )
-
-    return [
-        [Both(more(both.forward, of), more(both.backward, of)) for both in each]
-        for each, of in zip(around, units, strict=True)
-    ]
-
-
 def sharding_of(staged: StagedRun, rules: Recipe) -> Sharding | None:
     """How a run shards weights in units (fully_shard), if it does."""
     run = staged.run
@@ -470,18 +418,10 @@ def sharding_of(staged: StagedRun, rules: Recipe) -> Sharding | None:
     by_module = run.framework.op_by_op and layout.zero == 3 and not rules.units
     if ranks == 1 or not (by_module or in_units(staged.graph, rules)):
         return None
-    stays = training.keeps_gathered if training.keeps_gathered is not None else (
-        layout.zero == 2 or layout.pp > 1
+    return sharding_like(
+        rules, training, ranks, root=run.framework.ends_in_root, zero=layout.zero,
+        piped=layout.pp > 1, experts=layout.ep > 1,
     )  # fmt: skip
-    return Sharding(
-        rules=rules,
-        training=training,
-        ranks=ranks,
-        root=run.framework.ends_in_root,
-        stays=stays,
-        whole=layout.pp > 1,
-        experts=layout.ep > 1,
-    )
 
 
 def _buffer(buffer: Buffer) -> BufferFigure:

@@ -29,6 +29,10 @@ class Sized(NamedTuple):
     rounds: int
     """Micro-batches of a replica in a step."""
 
+    def gathered(self, zero: int) -> Sized:
+        """The same where a ZeRO stage gathers its weights."""
+        return self._replace(lane=self.lane._replace(zero=zero))
+
     @property
     def sharded(self) -> bool:
         """Whether there are replicas over which ZeRO can shard."""

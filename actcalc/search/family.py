@@ -20,13 +20,14 @@ from actcalc.cost.rates import Rates
 from actcalc.cost.replicas import tied_seconds
 from actcalc.cost.roofline import LayerTime, Roofline
 from actcalc.cost.step import handover
+from actcalc.layers.core.algebra import most
 from actcalc.layers.core.context import sizes_of
 from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.buffers import of_inputs, passing
 from actcalc.memory.parts import EMBEDDING, HEAD, PREDICTION, Alive
 from actcalc.memory.stage import StageMemory
-from actcalc.memory.states import Parameters, trained_of
+from actcalc.memory.states import NO_GROUP, Group, Parameters, Trained, trained_of
 from actcalc.policy.rules import NONE
 from actcalc.run.staged import StagedRun
 from actcalc.search.space import Split
@@ -51,6 +52,8 @@ class Lane(NamedTuple):
     """Micro-batches of a step as far as ops depend on them: 1, or 2 for more."""
     alone: bool
     """The whole model is one stage (where that changes a layer)."""
+    zero: int = 0
+    """The ZeRO stage, where its weights are gathered in units."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +83,46 @@ def laid(run: Run, lane: Lane) -> StagedRun:
     if not lane.alone:
         layout = replace(layout, pp=2, layers_per_stage=(run.model.depth, 0))
     size = lane.micro_batch
-    workload = run.workload.model_copy(
-        update={"micro_batch": size, "global_batch": size * lane.rounds}
-    )
+    replicas = 2 if lane.zero else 1
+    if lane.zero:
+        layout = layout.model_copy(update={"dp": replicas, "zero": lane.zero})
+    batch = size * lane.rounds * replicas
+    workload = run.workload.model_copy(update={"micro_batch": size, "global_batch": batch})
     return StagedRun(replace(run, layout=layout, workload=workload))
+
+
+class Weights(NamedTuple):
+    """What one graph has of weights, by lane."""
+
+    groups: Ints
+    """Parameters by [lane, group of ``Parameters``, field of ``Group``]."""
+    own: Ints
+    """Trained ones of no other graph."""
+    shared: dict[str, Ints]
+    """Trained ones of tables that other graphs may have, too, by the name of the scope."""
+    largest: Ints
+    """Elements of the largest trained weight."""
+
+    @classmethod
+    def joined(cls, every: Sequence[Weights]) -> Weights:
+        """Those of several families, one after another."""
+        scopes = every[0].shared
+        return cls(
+            np.concatenate([one.groups for one in every]),
+            np.concatenate([one.own for one in every]),
+            {scope: np.concatenate([one.shared[scope] for one in every]) for scope in scopes},
+            np.concatenate([one.largest for one in every]),
+        )
+
+    def parameters(self, lanes: Ints) -> Parameters:
+        """The parameters of some lanes, as columns."""
+        groups = np.moveaxis(self.groups[lanes], 0, -1)[..., None]
+        return Parameters(*(Group(*group) for group in groups))
+
+    def trained(self, lanes: Ints) -> Trained:
+        """Those of them that get a gradient, as columns."""
+        shared = ((scope, counts[lanes, None]) for scope, counts in self.shared.items())
+        return Trained(cast(int, self.own[lanes, None]), cast(Any, tuple(shared)))
 
 
 class Family:
@@ -141,6 +180,30 @@ class Family:
         if name == PREDICTION and self.model.mtp is None:
             return np.zeros((len(self.lanes), 4), np.int64)
         return self._bytes(self.plain.timeline.end_alive(name))
+
+    def rest(self, name: str) -> Ints:
+        """The most alive in an end's backward without the loss, by lane."""
+        if self.end_graph(name) is None:
+            return np.zeros(len(self.lanes), np.int64)
+        found, _ = self.plain.timeline.end_sizes(name)
+        return self.column(most(found.stored, found.rest)).astype(np.int64)
+
+    def weights(self, of: int | str) -> Weights:
+        """What a kind of layer, or an end, has of weights."""
+        graph = self.model.layers[self.layers[of]] if isinstance(of, int) else self.end_graph(of)
+        if graph is None:
+            nothing = np.zeros((len(self.lanes), len(Parameters._fields), len(NO_GROUP)), np.int64)
+            return Weights(nothing, nothing[:, 0, 0], {}, nothing[:, 0, 0])
+        timeline = self.plain.timeline
+        groups = [np.stack([self.column(value) for value in group], axis=-1)
+                  for group in timeline.parameters(graph)]  # fmt: skip
+        trained = timeline.trained(graph)
+        return Weights(
+            np.stack(groups, axis=1).astype(np.int64),
+            self.column(trained.own),
+            {scope: self.column(count) for scope, count in trained.shared},
+            self.column(timeline.largest(graph)),
+        )
 
     def _bytes(self, alive: Alive) -> Ints:
         return np.stack([self.column(value) for value in alive], axis=-1).astype(np.int64)

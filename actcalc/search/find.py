@@ -10,21 +10,22 @@ from time import monotonic
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from actcalc.cost.rates import Rates, peak_flops, rates_of
 from actcalc.cost.step import check_timed
 from actcalc.errors import SpecError
 from actcalc.run.staged import StagedRun
-from actcalc.search.batches import Batches, Sized, columns, runnable, sized
-from actcalc.search.choices import Choices
+from actcalc.search.batches import Batches, Sized, runnable, sized
+from actcalc.search.choices import Choices, Tried
 from actcalc.search.family import Floats, Ints, Lane
 from actcalc.search.lanes import Lanes
-from actcalc.search.layouts import Layouts
 from actcalc.search.listed import Rows
-from actcalc.search.rows import CutRows, Picked, Tried
+from actcalc.search.rows import CutRows, Picked, seconds_of
 from actcalc.search.singles import Singles, alike
 from actcalc.search.space import Cut, Space, Split, cuts, splits, zero_stages
 from actcalc.search.stages import stages_of
+from actcalc.search.ways import Tables, ways_of
 from actcalc.specs.layout import Layout
 from actcalc.specs.run import Run
 from actcalc.specs.workload import Workload
@@ -32,6 +33,7 @@ from actcalc.specs.workload import Workload
 Progress = Callable[[int, int], None]
 """Told how many of how many cuts have been looked at."""
 _SPLITS = 512  # splits whose lanes are worked out before any row is
+_TIMED_TOGETHER = 1 << 16  # rows of a cut that wait for each other before they are timed
 _SINGLE_BATCHES = 4  # batches whose rows are evaluated one by one before any is handed on
 _ALONE = {
     "tp": 1, "sp": False, "pp": 1, "vpp": 1, "cp": 1, "ep": 1, "etp": None, "dp": 1, "zero": 0,
@@ -157,6 +159,15 @@ def find(
     return _Search(run, space, rates, everything=everything).found(progress, seconds)
 
 
+def _timed(waiting: list[tuple[CutRows, Picked, Rows]]) -> Iterator[_Part]:
+    """Rows of a cut with their seconds; none wait afterwards."""
+    if waiting:
+        seconds = seconds_of([(rows, some) for rows, some, _ in waiting])
+        for (_, some, listed), each in zip(waiting, seconds, strict=True):
+            yield _Part(listed, some.peak, each)
+        waiting.clear()
+
+
 class _OutOfTime(Exception):  # noqa: N818
     """The seconds that a search has are over."""
 
@@ -175,7 +186,7 @@ class _Search:
         self.together = alike(self.run)
         self.singles = Singles(self.run, rates, self.choices)
         self.zeros = zero_stages(self.run, space)
-        self.arrays = [at for at, zero in enumerate(self.zeros) if self.singles.arrays_know(zero)]
+        self.ways = ways_of(self.singles, self.zeros)
         self.considered = 0
         self.lanes: list[Lane] = []
         self.flops: list[float] = []
@@ -216,76 +227,84 @@ class _Search:
                 by_rounds=self.run.workload.kernels.overlap_moe_expert_parallel_comm,
                 alone=pp == 1 or not self.run.framework.op_by_op,
             )  # fmt: skip
-        flat = [one for some in batches.values() for one in some]
-        wanted = dict.fromkeys(one.lane for one in flat)
-        lanes = Lanes(self.run, self.rates, self.choices.measured, wanted, together=self.together)
-        if not lanes.lanes:
+        tables = Tables(
+            self.run, self.rates, self.choices, self.ways, batches, together=self.together
+        )
+        if not tables.lanes:
             return
-        known = [one.layout for one in flat if one.lane in lanes.places]
-        places = {layout: at for at, layout in enumerate(dict.fromkeys(known))}
-        zeros = [self.zeros[at] for at in self.arrays]
-        layouts = Layouts(lanes, tuple(places), zeros, together=self.together)
         offset = len(self.lanes)
-        self.lanes += lanes.lanes
-        self.flops += lanes.flops().tolist()
-        tables = {pp: columns(some, lanes, places) for pp, some in batches.items()}
+        self.lanes += tables.every_lane
+        self.flops += tables.flops
         yield 0, []
         for index, cut in enumerate(every):
-            some = runnable(cut, tables[cut.pp])
-            for one in self._cut(index, cut, some, lanes, layouts) if len(some) else ():
+            for one in self._cut(index, cut, tables):
                 yield index, [one._replace(rows=one.rows._replace(lane=one.rows.lane + offset))]
             yield index + 1, []
 
-    def _cut(
-        self, index: int, cut: Cut, batches: Batches, lanes: Lanes, layouts: Layouts
-    ) -> Iterator[_Part]:
+    def _cut(self, index: int, cut: Cut, tables: Tables) -> Iterator[_Part]:
         stages = stages_of(cut, self.kinds)
         deepest = max(chunk.depth for stage in stages for chunk in stage)
-        policy, block = np.array(self.choices.for_chunks(deepest), np.int64).reshape(-1, 2).T
-        measured = policy < len(self.choices.measured)
-        tried = Tried(policy[measured], block[measured])
-        known = batches.take(np.flatnonzero(self.singles.persistent | (batches.rounds > 1)))
-        if self.arrays and len(known) and measured.any():
-            rows = CutRows(lanes, layouts, cut, stages, known, tried)
+        tried, alone = self.choices.for_chunks(deepest)
+        waiting: list[tuple[CutRows, Picked, Rows]] = []
+        for way, rows in tables.rows(cut, stages, tried):
             self.considered += rows.count
+            lanes = tables.offset(way.gathers)
             for some in rows.picked(self.budget):
                 if len(some.peak):
-                    listed = self._rows(index, known, some, tried, layouts.zeros)
-                    yield _Part(listed, some.peak, rows.seconds(some))
-        yield from self._alone(index, cut, batches, Tried(policy, block), lanes)
+                    listed = self._rows(index, rows.batches, some, tried, way.zeros, lanes)
+                    waiting.append((rows, some, listed))
+                    if sum(len(one.peak) for _, one, _ in waiting) > _TIMED_TOGETHER:
+                        yield from _timed(waiting)
+        yield from _timed(waiting)
+        batches = runnable(cut, tables.batches[0, cut.pp])
+        for which, policies in ((~self._known(cut, batches), tried), (self._all(batches), alone)):
+            yield from self._alone(index, cut, batches, which, policies, tables.lanes[0])
 
     def _rows(
-        self, index: int, batches: Batches, some: Picked, tried: Tried, zeros: Sequence[int]
-    ) -> Rows:
+        self, index: int, batches: Batches, some: Picked, tried: Tried, zeros: Sequence[int],
+        lanes: int = 0,
+    ) -> Rows:  # fmt: skip
         return Rows(
             cut=np.full(len(some.peak), index),
-            lane=batches.lane[some.batch],
-            policy=tried.policy[some.policy],
+            lane=batches.lane[some.batch] + lanes,
+            policy=tried.named[some.policy],
             block=tried.block[some.policy],
             dp=batches.dp[some.batch],
             zero=np.array(zeros, np.int64)[some.zero],
             rounds=batches.rounds[some.batch],
         ).narrow()
 
+    def _all(self, batches: Batches) -> NDArray[np.bool_]:
+        """Which ZeRO stages there are, by [batch, stage]."""
+        found: NDArray[np.bool_] = (np.arange(len(self.zeros)) == 0) | (
+            batches.sharded[:, None] > 0
+        )
+        return found
+
+    def _known(self, cut: Cut, batches: Batches) -> NDArray[np.bool_]:
+        """Which of them some way puts together, or are not there."""
+        found = ~self._all(batches)
+        for way in self.ways:
+            here = np.isin(self.zeros, way.zeros)
+            found |= here & way.here(cut, batches)[:, None]
+        return found
+
     def _alone(
-        self, index: int, cut: Cut, batches: Batches, tried: Tried, lanes: Lanes
-    ) -> Iterator[_Part]:
-        """The rows that arrays do not know, each evaluated as a run of its own."""
+        self, index: int, cut: Cut, batches: Batches, which: NDArray[np.bool_], tried: Tried,
+        lanes: Lanes,
+    ) -> Iterator[_Part]:  # fmt: skip
+        """Rows that arrays do not know, each evaluated as a run of its own."""
         for start in range(0, len(batches), _SINGLE_BATCHES):
             some = batches.take(np.arange(start, min(start + _SINGLE_BATCHES, len(batches))))
-            batch, zero, policy = (
-                column.ravel()
-                for column in np.indices((len(some), len(self.zeros), len(tried.policy)))
-            )
-            unknown = ~np.isin(zero, self.arrays)
-            unknown |= tried.policy[policy] >= len(self.choices.measured)
-            unknown |= (some.rounds[batch] == 1) & (not self.singles.persistent)
-            here = np.flatnonzero(unknown & ((zero == 0) | (some.sharded[batch] > 0)))
-            if not len(here):
+            kinds = np.nonzero(which[start : start + _SINGLE_BATCHES])
+            each = len(tried.policy)
+            batch, zero = (np.repeat(column, each) for column in kinds)
+            policy = np.tile(np.arange(each), len(kinds[0]))
+            if not len(batch):
                 continue
-            picked = Picked(batch[here], zero[here], policy[here], here)
+            picked = Picked(batch, zero, policy, policy)
             rows = self._rows(index, some, picked, tried, self.zeros)
-            self.considered += len(here)
+            self.considered += len(batch)
             peak = self.singles.peaks(cut, rows, lanes.lanes)
             if self.budget is not None:
                 fits = np.flatnonzero(peak <= self.budget)

@@ -16,7 +16,7 @@ from actcalc.cost.rates import Rates
 from actcalc.errors import SpecError
 from actcalc.layers.alike import signature, structure
 from actcalc.layers.core.either import MixedError
-from actcalc.search.family import Family, Floats, Ints, Lane, laid
+from actcalc.search.family import Family, Floats, Ints, Lane, Weights, laid
 from actcalc.specs.run import Run
 
 
@@ -52,7 +52,7 @@ class Lanes:
                 graph = laid(self.run, lanes[0]).graph
             except SpecError:
                 continue
-            key = signature(graph), lanes[0].rounds
+            key = signature(graph), lanes[0].rounds, lanes[0].zero
             found.setdefault(key, []).extend(lanes)
         return found.values()
 
@@ -87,6 +87,19 @@ class Lanes:
     def end(self, name: str) -> Ints:
         """Bytes of an end, which no policy changes: by [lane, ...]."""
         found: Ints = self._table(("end", name), lambda family: family.end(name))
+        return found
+
+    def rest(self, name: str) -> Ints:
+        """The most alive in an end's backward without the loss, by lane."""
+        found: Ints = self._table(("rest", name), lambda family: family.rest(name))
+        return found
+
+    def weights(self, of: int | str) -> Weights:
+        """What a kind of layer, or an end, has of weights, by lane."""
+        key = "weights", of
+        if key not in self._tables:
+            self._tables[key] = Weights.joined([family.weights(of) for family in self.families])
+        found: Weights = self._tables[key]
         return found
 
     def end_seconds(self, name: str) -> Floats:
@@ -140,4 +153,5 @@ def _key(run: Run, lane: Lane) -> Any:
     """What lanes of one family agree in."""
     workload = run.workload.model_copy(update={"micro_batch": lane.micro_batch})
     layout = lane.split.layout()
-    return structure(run.model, layout, workload, run.framework), lane.rounds, lane.alone
+    alike = structure(run.model, layout, workload, run.framework)
+    return alike, lane.rounds, lane.alone, lane.zero

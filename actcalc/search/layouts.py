@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -18,7 +20,8 @@ from actcalc.layers.core.either import greatest
 from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.buffers import data_parallel, outside, workspaces
-from actcalc.memory.states import NO_GROUP, Group, Parameters, recipe, states
+from actcalc.memory.parts import EMBEDDING, HEAD, PREDICTION
+from actcalc.memory.states import NO_GROUP, Group, Parameters, in_units, recipe, states
 from actcalc.memory.update import step_bytes
 from actcalc.search.family import Degrees, Family, Floats, Ints, at_layout
 from actcalc.search.lanes import Lanes
@@ -39,6 +42,8 @@ class Held(NamedTuple):
 
     base: Ints
     """Bytes of weights, gradients, optimizer states and buffers beside them, in the allocator."""
+    gradients: Ints
+    """Those of gradients."""
     step: Ints
     """Temporaries of the optimizer step."""
     outside: Ints
@@ -56,6 +61,14 @@ class _Weights(NamedTuple):
     """By [group of ``Parameters``, field of ``Group``, split]."""
     largest: Ints
     workspaces: Ints
+
+
+class _Piece(NamedTuple):
+    """Part of a stage, as far as its weights are gathered for it."""
+
+    parameters: Parameters
+    layers: int
+    count: int  # type: ignore[assignment]  # no tuple's method
 
 
 class Layouts:
@@ -91,14 +104,16 @@ class Layouts:
 
     def held(self, stage: Stage, *, piped: bool) -> Held:
         """What one stage needs."""
-        key = needs(stage), piped
+        # which layers follow each other matters to what is gathered for two at a time
+        gathered = any(self._gathers(zero) for zero in self.zeros)
+        key = stage if gathered else needs(stage), piped
         if key not in self._held:
             weights = self._of(stage)
             every = [self._figures(stage, weights, zero, piped=piped) for zero in self.zeros]
             columns = [np.stack(column, axis=1) for column in zip(*every, strict=True)]
             trained = np.stack(_parameters(weights.parameters[..., self.own]).reduced, axis=1)
-            base, step, beside, optimizer = columns
-            self._held[key] = Held(base, step, beside, optimizer, trained)
+            base, gradients, step, beside, optimizer = columns
+            self._held[key] = Held(base, gradients, step, beside, optimizer, trained)
         return self._held[key]
 
     def exchange(self, stages: Sequence[Stage]) -> Reduction:
@@ -149,12 +164,44 @@ class Layouts:
             self._weights[key] = found
         return self._weights[key]
 
+    @cached_property
+    def _lanes(self) -> Ints:
+        """The lane that stands for each split."""
+        found = np.zeros(len(self.weights), np.int64)
+        for family, here in self._homes:
+            into, lanes = (np.array(column) for column in zip(*here, strict=True))
+            found[into] = self.lanes.places[family.lanes[0]] + lanes
+        return found
+
+    def _gathers(self, zero: int) -> bool:
+        return zero == 3 or self.training.offload == "weights"
+
+    def _pieces(self, stage: Stage, zero: int, lane: Any) -> list[_Piece]:
+        """Parts of a stage whose weights are gathered, or fetched, for a layer at a time."""
+        if not self._gathers(zero):
+            return []
+
+        def piece(what: int | str, count: int) -> _Piece:
+            groups = np.moveaxis(self.lanes.weights(what).groups[lane], (-2, -1), (0, 1))
+            each = groups if groups.ndim > 2 else groups.tolist()
+            return _Piece(_parameters(each), int(isinstance(what, int)), count)
+
+        found = []
+        for chunk in stage:
+            found += [piece(EMBEDDING, 1)] * chunk.first
+            found += [piece(kind, count) for kind, count in chunk.layers]
+            ends = [PREDICTION] * self.lanes.predictions + [HEAD] if chunk.last else []
+            found += [piece(end, 1) for end in ends]
+        return found
+
     def _figures(
         self, stage: Stage, weights: _Weights, zero: int, *, piped: bool
     ) -> tuple[Any, ...]:
         if self.together:
             model = self._model(zero, piped=piped)
-            found = self._one(model, (), *(column[..., self.own] for column in weights))
+            pieces = self._pieces(stage, zero, self._lanes[self.own])
+            columns = (column[..., self.own] for column in weights)
+            found = self._one(model, (), pieces, *columns)
             return tuple(np.broadcast_to(value, len(self.layouts)) for value in found)
         graphs = {
             number: (family, graphs_of(family, stage))
@@ -166,25 +213,42 @@ class Layouts:
             family, held = graphs[own]
             layout = one.weights.layout(dp=one.dp, zero=zero, pp=2 if piped else 1)
             sizes = (column[..., own].tolist() for column in weights)
-            rows.append(self._one(at_layout(family.model, layout), held, *sizes))
+            pieces = self._pieces(stage, zero, int(self._lanes[own]))
+            rows.append(self._one(at_layout(family.model, layout), held, pieces, *sizes))
         return tuple(np.array(column) for column in zip(*rows, strict=True))
 
     def _one(
-        self, model: ModelGraph, graphs: Sequence[Graph], numbers: Any, largest: Any, buffers: Any
-    ) -> tuple[Any, Any, Any, Any]:
-        """Base, step, outside and optimizer: of one layout, or of all."""
+        self,
+        model: ModelGraph,
+        graphs: Sequence[Graph],
+        pieces: Sequence[_Piece],
+        numbers: Any,
+        largest: Any,
+        buffers: Any,
+    ) -> tuple[Any, Any, Any, Any, Any]:
+        """Base, gradients, step, outside and optimizer: of one layout, or of all."""
         training, parameters = self.training, _parameters(numbers)
         rules = recipe(model, training)
         state = states(model, training, parameters)
-        found = data_parallel(model, training, rules, (), state, gathers=False)
+        units = in_units(model, rules)
+        found = data_parallel(model, training, rules, pieces, state, gathers=units)
         beside = outside(model, self.device) if self.device else []
         return (
             state.weights + state.optimizer + state.gradients + buffers
             + sum(buffer.bytes for buffer in found),
+            state.gradients,
             step_bytes(model.context.layout, training, rules, state, largest),
             sum(buffer.bytes for buffer in beside),
             optimizer_time(model, graphs, training, self.rates, parameters).total,
         )  # fmt: skip
+
+    def model(self, zero: int, chosen: Ints, *, piped: bool) -> ModelGraph:
+        """Graphs of the first family in some layouts at once, degrees as columns."""
+        model = self._model(zero, piped=piped)
+        degrees = cast(Degrees, model.context.layout)
+        names = ("tp", "cp", "ep", "expert_tp", "dp")
+        columns = {name: getattr(degrees, name)[chosen, None] for name in names}
+        return at_layout(model, replace(degrees, **columns))
 
     def _model(self, zero: int, *, piped: bool) -> ModelGraph:
         """Graphs of the first family in every layout at once."""

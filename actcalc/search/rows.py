@@ -22,23 +22,16 @@ from actcalc.layers.core.algebra import most
 from actcalc.memory.parts import EMBEDDING, HEAD, PREDICTION
 from actcalc.run.schedule.held import fullest, steady_length
 from actcalc.search.batches import Batches
-from actcalc.search.choices import NO_POLICY
+from actcalc.search.choices import NO_POLICY, Tried
 from actcalc.search.family import SECONDS, Floats, Ints
 from actcalc.search.lanes import Lanes
-from actcalc.search.layouts import Layouts
+from actcalc.search.layouts import Held, Layouts
 from actcalc.search.space import Cut
 from actcalc.search.stages import Chunk, Stage, fullest_of
 
 Numbers = Ints | int
 _BLOCK_ROWS = 1 << 18
 """Rows that are evaluated at a time, which bounds memory."""
-
-
-class Tried(NamedTuple):
-    """The policies of a cut's rows, and for how many first layers of a chunk each is (0: all)."""
-
-    policy: Ints
-    block: Ints
 
 
 class Picked(NamedTuple):
@@ -50,7 +43,7 @@ class Picked(NamedTuple):
     peak: Ints
 
 
-class _Sizes(NamedTuple):
+class Sizes(NamedTuple):
     """Bytes of one chunk by [lane, policy]."""
 
     stored: Ints
@@ -66,6 +59,19 @@ class _Shared(NamedTuple):
     """By [what it depends on, policy]."""
     of: Ints
     """The row of each batch."""
+
+
+class _Piped(NamedTuple):
+    """Runs of a cut's schedule."""
+
+    table: list[list[Durations]]
+    """By stage and chunk."""
+    counts: Ints
+    """Micro-batches of each run."""
+    which: Ints
+    """The place of its durations in the table."""
+    of: Ints
+    """The run of each row."""
 
 
 class CutRows:
@@ -84,7 +90,7 @@ class CutRows:
         self.batches, self.tried = batches, tried
         # asked for counts too, NumPy loads nothing for masked arrays
         self.used, self.own, _ = np.unique(batches.lane, return_inverse=True, return_counts=True)
-        self._sized: dict[Chunk, _Sizes] = {}
+        self._sized: dict[Chunk, Sizes] = {}
 
     # --- memory -----------------------------------------------------------------------------------
 
@@ -118,15 +124,27 @@ class CutRows:
         for index in fullest_of(self.cut, self.stages):
             held = self.layouts.held(self.stages[index], piped=self.cut.pp > 1)
             working = self._working[index]
+            base, step = self._states(held)
             found = np.maximum(
-                working.table[working.of[some]][:, None, :], held.step[layout][:, :, None]
+                working.table[working.of[some]][:, None, :], step[layout][:, :, None]
             )
-            beside = (held.base + held.outside)[layout] + self._passing(index)[some, None]
+            beside = (base + held.outside)[layout] + self._passing(index)[some, None]
             found += beside[:, :, None]
             result = found if result is None else np.maximum(result, found)
         assert result is not None
         highest: Ints = result
         return highest
+
+    def _states(self, held: Held) -> tuple[Ints, Ints]:
+        """Bytes at all times, and more than these in the optimizer step, by [layout, ZeRO stage].
+
+        Gradients are there at all times.
+        """
+        return held.base, held.step
+
+    def _waits(self, index: int) -> Ints | int:
+        """Bytes between backward and weight gradients beside what is there at all times."""
+        return 0
 
     def _passing(self, index: int) -> Ints:
         """Buffers of what passes through a stage, by batch."""
@@ -167,7 +185,7 @@ class CutRows:
     def _at_work(self, index: int, lane: Ints, length: Ints) -> Ints:
         stage, cut = self.stages[index], self.cut
         kinds = list(dict.fromkeys(stage))
-        sizes = [self._sizes(chunk) for chunk in kinds]
+        sizes = self._stage_sizes(index, kinds)
         one = sizes[0]
         highest: Ints = np.maximum(one.forward, one.backward)
         if cut.pp == 1:
@@ -180,13 +198,17 @@ class CutRows:
         result = np.zeros((len(lane), len(self.tried.policy)), np.int64)
         for count in sorted(set(length.tolist())):
             here = np.flatnonzero(length == count)
-            own = [_Sizes(*(column[lane[here]] for column in each)) for each in sizes]
+            between = self._waits(index)
+            waits = between if isinstance(between, int) else between[lane[here]]
+            own = [Sizes(*(column[lane[here]] for column in each)) for each in sizes]
             moments = fullest(cut.schedule, cut.pp, count, cut.vpp, stage=index, alike=alike)
             for work, kind, held in moments:
                 now: Any = sum(
                     n * size.stored for n, size in zip(held.activations, own, strict=True) if n
                 )
-                if work != "W":
+                if work == "W":
+                    now = now + waits
+                else:
                     size = own[kind]
                     now = now - size.stored + (size.forward if work == "F" else size.backward)
                 result[here] = np.maximum(result[here], now)
@@ -194,15 +216,20 @@ class CutRows:
 
     def _given(self, index: int) -> Ints:
         """What a stage holds once for all layers; block policies leave some of them plain."""
-        policy, block = self.tried
+        policy = self.tried.policy
         kinds = tuple(sorted({kind for chunk in self.stages[index] for kind in chunk.kinds}))
         plain: Ints = self.lanes.shared(kinds, mixed=False)[self.used][:, policy]
-        if not block.any():
+        partial = self.tried.partial
+        if not partial.any():
             return plain
         mixed = self.lanes.shared(kinds, mixed=True)[self.used][:, policy]
-        return np.where(block > 0, mixed, plain)
+        return np.where(partial, mixed, plain)
 
-    def _sizes(self, chunk: Chunk) -> _Sizes:
+    def _stage_sizes(self, index: int, chunks: Sequence[Chunk]) -> list[Sizes]:
+        """Bytes of different chunks of a stage."""
+        return [self._sizes(chunk) for chunk in chunks]
+
+    def _sizes(self, chunk: Chunk) -> Sizes:
         """Bytes of a chunk: each run of equal parts is highest at its last one."""
         if chunk not in self._sized:
             nothing = np.zeros((len(self.used), len(self.tried.policy)), np.int64)
@@ -215,7 +242,7 @@ class CutRows:
                 np.maximum(forward, np.where(there, before + ahead + cast, 0), out=forward)
                 np.maximum(backward, np.where(there, before + back + beside, 0), out=backward)
                 stored = stored + count * own
-            self._sized[chunk] = _Sizes(stored, forward, backward)
+            self._sized[chunk] = Sizes(stored, forward, backward)
         return self._sized[chunk]
 
     def _parts(self, chunk: Chunk) -> Iterator[tuple[Ints, Numbers, Numbers]]:
@@ -233,8 +260,12 @@ class CutRows:
 
     def _runs(self, chunk: Chunk) -> Iterator[tuple[int, Ints, Ints]]:
         """Layers of a chunk in order: kind, and by policy which it is and of how many."""
-        before, (policy, block) = 0, self.tried
-        every, partly = block == 0, block.any()
+        _, policy, block, nth = self.tried
+        if (nth > 1).any():
+            for kind, at in zip(chunk.each, range(1, chunk.depth + 1), strict=True):
+                yield kind, np.where(self._reruns(at), policy, NO_POLICY), np.ones_like(policy)
+            return
+        before, every, partly = 0, block == 0, block.any()
         for kind, count in chunk.layers:
             many = np.where(every, count, np.clip(block - before, 0, count))
             yield kind, policy, many
@@ -242,11 +273,17 @@ class CutRows:
                 yield kind, np.full_like(policy, NO_POLICY), count - many
             before += count
 
+    def _reruns(self, at: int) -> NDArray[np.bool_]:
+        """Which policies hold for the layer of a chunk at this place, counted from 1."""
+        _, _, block, nth = self.tried
+        found: NDArray[np.bool_] = ((block == 0) | (at <= block)) & (at % nth == 0)
+        return found
+
     # --- time -------------------------------------------------------------------------------------
 
     def seconds(self, rows: Picked) -> Floats:
         """Seconds of one step of every row."""
-        found: Floats = self._pipeline(rows) + self._replicas(rows)
+        (found,) = seconds_of([(self, rows)])
         return found
 
     @cached_property
@@ -257,26 +294,50 @@ class CutRows:
 
     def _chunk(self, chunk: Chunk) -> LayerTime:
         lanes, used, total = self.lanes, self.used, NOTHING
-        for kind, policy, count in self._runs(chunk):
-            total = total + _time(lanes.seconds(kind)[used][:, policy], count)
+        for kind, policy, count in self._tally(chunk):
+            one = _time(lanes.seconds(kind)[used][:, policy])
+            total = total + self._layer(kind, one) * count
         if chunk.first:
-            total = total + _time(lanes.end_seconds(EMBEDDING)[used][:, None])
+            total = total + _time(lanes.end_seconds(EMBEDDING)[used][:, None]) + self._first()
         if chunk.last:
             total = total + _time(lanes.end_seconds(HEAD)[used][:, None])
             if lanes.predictions:
                 ahead = lanes.end_seconds(PREDICTION)[used][:, None]
-                total = total + _time(ahead, lanes.predictions)
+                total = total + _time(ahead) * lanes.predictions
         return total
 
-    def _pipeline(self, rows: Picked) -> Floats:
-        """Seconds from the first forward to the last backward: once for what they depend on."""
+    def _tally(self, chunk: Chunk) -> Iterator[tuple[int, Ints, Ints]]:
+        """How many layers of a chunk there are of each kind, by policy."""
+        policy = self.tried.policy
+        places = np.arange(1, chunk.depth + 1)
+        again = np.stack([self._reruns(at) for at in places.tolist()]) if chunk.depth else None
+        kinds = np.array(list(chunk.each))
+        for kind in chunk.kinds:
+            assert again is not None
+            own = again[kinds == kind]
+            many = own.sum(axis=0)
+            yield kind, policy, many
+            if (many < len(own)).any():
+                yield kind, np.full_like(policy, NO_POLICY), len(own) - many
+
+    def _layer(self, kind: int, time: LayerTime) -> LayerTime:
+        """Seconds of one layer of a kind, with what its weights need."""
+        return time
+
+    def _first(self) -> LayerTime:
+        """Seconds of what the first stage alone waits for."""
+        return NOTHING
+
+    def _alone(self, rows: Picked) -> Floats:
+        """Seconds of the micro-batches of a whole model on one stage."""
+        (one,) = self._times.values()
+        whole: Any = one.later_forward + one.backward
+        found: Floats = self.batches.rounds[rows.batch] * whole[self.own[rows.batch], rows.policy]
+        return found
+
+    def piped(self, rows: Picked) -> _Piped:
+        """What the pipeline is run for: once for what its seconds depend on."""
         policies = len(self.tried.policy)
-        if self.cut.pp == 1:
-            (one,) = self._times.values()
-            whole: Any = one.later_forward + one.backward
-            found: Floats = self.batches.rounds[rows.batch] * whole[self.own[rows.batch],
-                                                                    rows.policy]  # fmt: skip
-            return found
         far = self.batches.inside >= self.lanes.rates.node
         counts, count, _ = np.unique(self.batches.rounds, return_inverse=True, return_counts=True)
         place = self.own * 2 + far
@@ -288,13 +349,11 @@ class CutRows:
         timed = keys[run] // len(counts) * policies + policy
         different, which, _ = np.unique(timed, return_inverse=True, return_counts=True)
         table = self._durations(different // policies, different % policies)
-        result = np.zeros(wanted.shape)
-        result[wanted] = makespans(
-            self.cut.schedule, self.cut.pp, counts[keys[run] % len(counts)], self.cut.vpp, table,
-            which,
-        )  # fmt: skip
-        piped: Floats = result[of[rows.batch], rows.policy]
-        return piped
+        place = np.zeros(wanted.shape, np.int64)
+        place[wanted] = np.arange(len(run))
+        return _Piped(
+            table, counts[keys[run] % len(counts)], which, place[of[rows.batch], rows.policy]
+        )
 
     def _durations(self, place: Ints, policy: Ints) -> list[list[Durations]]:
         """Durations by stage and chunk of lanes (twice each: sending near, and far)."""
@@ -322,21 +381,26 @@ class CutRows:
     def _replicas(self, rows: Picked) -> Floats:
         """Seconds of a step that are not its pipeline's: what the host's first launches take, the
         exposed collectives of replicas, the optimizer."""
-        run, different = self.lanes.run, list(dict.fromkeys(self.stages))
+        different = list(dict.fromkeys(self.stages))
         layout = self.batches.layout[rows.batch]
-        whole: Any = self.layouts.exchange(different)
-        exchange = Reduction(*(one[layout, rows.zero] for one in whole))
-        lane = self.own[rows.batch]
-        stages = [sum((self._times[c] for c in stage), NOTHING) for stage in different]
-        forward, backward, lead = (way[lane, rows.policy] for way in _busiest(stages))
-        exposed: Any = exchange.exposed(
-            run.training, LayerTime(forward, 0.0, backward, 0.0), self.lanes.rates,
-            overlaps=run.framework.overlaps_reduction,
-        )  # fmt: skip
         piped = self.cut.pp > 1
         optimizer = [self.layouts.held(stage, piped=piped).optimizer for stage in different]
-        total: Floats = lead + exposed + np.maximum.reduce(optimizer)[layout, rows.zero]
+        stages = [sum((self._times[c] for c in stage), NOTHING) for stage in different]
+        lane = self.own[rows.batch]
+        forward, backward, lead = (way[lane, rows.policy] for way in _busiest(stages))
+        busiest = LayerTime(forward, 0.0, backward, 0.0)
+        total: Floats = lead + self._exposed(rows, different, busiest)
+        total += np.maximum.reduce(optimizer)[layout, rows.zero]
         return total + self._after[rows.batch]
+
+    def _exposed(self, rows: Picked, different: Sequence[Stage], busiest: LayerTime) -> Any:
+        """Seconds of the replicas' collectives that nothing hides."""
+        run, layout = self.lanes.run, self.batches.layout[rows.batch]
+        whole: Any = self.layouts.exchange(different)
+        exchange = Reduction(*(one[layout, rows.zero] for one in whole))
+        return exchange.exposed(
+            run.training, busiest, self.lanes.rates, overlaps=run.framework.overlaps_reduction
+        )
 
     @cached_property
     def _after(self) -> Floats:
@@ -352,9 +416,47 @@ class CutRows:
         return found
 
 
-def _time(fields: Floats, count: Ints | int = 1) -> LayerTime:
-    """Seconds of ``count`` layers as one time, re-run and exchange inside the others."""
-    columns = np.moveaxis(fields, -1, 0) * np.asarray(count)
+def seconds_of(every: Sequence[tuple[CutRows, Picked]]) -> list[Floats]:
+    """Seconds of one step of every row of one cut: its schedule is run for all of them at once."""
+    cut = every[0][0].cut
+    if cut.pp == 1:
+        return [rows._alone(some) + rows._replicas(some) for rows, some in every]
+    piped = [rows.piped(some) for rows, some in every]
+    offsets = np.cumsum([0, *(one.table[0][0].forward.shape[0] for one in piped)])
+    spans = makespans(
+        cut.schedule, cut.pp, np.concatenate([one.counts for one in piped]), cut.vpp,
+        _side_by_side([one.table for one in piped]),
+        np.concatenate([one.which + at for one, at in zip(piped, offsets, strict=False)]),
+    )  # fmt: skip
+    found = []
+    for (rows, some), one in zip(every, piped, strict=True):
+        found.append(spans[: len(one.which)][one.of] + rows._replicas(some))
+        spans = spans[len(one.which) :]
+    return found
+
+
+def _side_by_side(tables: Sequence[list[list[Durations]]]) -> list[list[Durations]]:
+    """Tables of durations as one; what is one object in all of them stays one."""
+    if len(tables) == 1:
+        return tables[0]
+    known: dict[tuple[int, ...], Durations] = {}
+
+    def joined(*same: Durations) -> Durations:
+        key = tuple(map(id, same))
+        if key not in known:
+            columns = zip(*same, strict=True)
+            known[key] = Durations(*(np.concatenate(column) for column in columns))
+        return known[key]
+
+    return [
+        [joined(*same) for same in zip(*stages, strict=True)]
+        for stages in zip(*tables, strict=True)
+    ]
+
+
+def _time(fields: Floats) -> LayerTime:
+    """Seconds of one layer, re-run and exchange inside the others."""
+    columns = np.moveaxis(fields, -1, 0)
     return LayerTime(rerun=0.0, **dict(zip(SECONDS, columns, strict=True)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from actcalc.cost.rates import Rates
 from actcalc.cost.roofline import Roofline
 from actcalc.cost.step import step_time
+from actcalc.layers.model import ModelGraph
 from actcalc.memory.stage import total_bytes
 from actcalc.memory.states import in_units, recipe
 from actcalc.policy.rules import Policy
@@ -28,15 +29,13 @@ _KEPT_RUNS = 256
 def alike(run: Run) -> bool:
     """Whether rules that differ from lane to lane are made of sums, products and maxima alone.
 
-    Cross-entropies in parts count tokens by the power of two, Muon's products are of each matrix,
-    and offloaded weights are fetched in windows.
+    Cross-entropies in parts count tokens by the power of two, Muon's products are of each matrix.
     """
     training = run.training
     return (
         training.loss in ("auto", "full")
         and not training.compiled_loss
         and not training.bucket_view
-        and training.offload != "weights"
         and not OPTIMIZERS[training.optimizer].newton_schulz
     )
 
@@ -52,7 +51,7 @@ class Singles:
         self._runs: dict[tuple[Layout, int], StagedRun] = {}
 
     def arrays_know(self, zero: int) -> bool:
-        """Whether arrays know a ZeRO stage: not what FSDP gathers or ranks hold whole."""
+        """Whether arrays know a ZeRO stage: not what ranks hold whole or gather by module."""
         training = self.run.training
         special = (
             training.step_in_backward
@@ -61,13 +60,29 @@ class Singles:
             or training.objective != "sft"
             or self.run.layout.keep_sent_outputs
         )
-        return zero < 3 and not special and not self._in_units(zero)
+        replicated = training.instances > 1 or training.shards == 1
+        if self.in_units(zero):
+            listed = self.run.framework.sharded_units == "listed"
+            return not (special or replicated or listed)
+        # DeepSpeed gathers by module, and by how many parameters come next, or weight by weight
+        framework = self.run.framework
+        by_module = framework.op_by_op or framework.sharded_units == "listed" or replicated
+        return not special and (zero < 3 or not by_module)
 
-    def _in_units(self, zero: int) -> bool:
+    def in_units(self, zero: int) -> bool:
+        """Whether a ZeRO stage gathers its weights in units."""
+        sharded = self._sharded(zero)
+        return in_units(sharded, recipe(sharded, self.run.training))
+
+    def like(self, zero: int, others: Iterable[int]) -> int:
+        """The first of some ZeRO stages that gather in units whose layers are the same."""
+        rules = recipe(self._sharded(zero), self.run.training)
+        return next(one for one in others if recipe(self._sharded(one), self.run.training) == rules)
+
+    def _sharded(self, zero: int) -> ModelGraph:
         model = self.plain.graph
         layout = self.run.layout.model_copy(update={"zero": zero})
-        sharded = replace(model, context=replace(model.context, layout=layout))
-        return in_units(sharded, recipe(sharded, self.run.training))
+        return replace(model, context=replace(model.context, layout=layout))
 
     def _single(
         self, cut: Cut, rows: Rows, lanes: Sequence[Lane], row: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -24,6 +24,11 @@ class Chunk(NamedTuple):
     """It holds the embedding."""
     last: bool
     """It holds the head."""
+
+    @property
+    def each(self) -> Iterator[int]:
+        """The kind of every layer in order."""
+        return (kind for kind, count in self.layers for _ in range(count))
 
     @property
     def kinds(self) -> tuple[int, ...]:

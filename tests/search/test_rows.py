@@ -40,7 +40,7 @@ def compare_rows(found: Found, count: int) -> None:
         assert found.seconds[row] == pytest.approx(seconds, rel=1e-9), what
 
 
-MEGATRON = {"framework": "megatron"}
+MEGATRON, TITAN = {"framework": "megatron"}, {"framework": "torchtitan"}
 CASES = {
     "paper": (150, "gpt3-175b", 1024, 1536, A100, {}, {}),
     "tied, small": (100, "gpt2", 16, 64, A100, choices(micro_batch="..16"), MEGATRON),
@@ -59,10 +59,24 @@ CASES = {
                         "schedules": ("1f1b", "gpipe", "zb-h1", "zb-v", "dualpipe-v")}, MEGATRON),
     "ZeRO 2 and 8-bit": (80, "llama-3-8b", 16, 64, A100, choices(tp="1,2", zero="0..2"),
                          {**MEGATRON, "training": {"optimizer": "adam8bit"}}),
-    "sharded by FSDP": (30, "llama-3-8b", 16, 64, H100,
-                        choices(tp="1,2", pp="1,4", micro_batch="1,2", vpp="1"),
-                        {"framework": "torchtitan"}),
+    "sharded by FSDP": (80, "llama-3-8b", 16, 64, H100, choices(tp="1,2"), TITAN),
+    "FSDP alone, one micro-batch too": (60, "llama-3-8b", 16, 64, H100, choices(pp="1"), TITAN),
+    "FSDP, tied": (60, "llama-3.2-1b", 8, 16, H100, {}, TITAN),
+    "FSDP, experts": (60, "deepseek-v3", 256, 512, H100,
+                      choices(tp="1,2", ep="1,8,64", pp="1,4", micro_batch="1,2"), TITAN),
+    "FSDP, weights of the host": (60, "llama-3-8b", 8, 16, H100, choices(tp="1,2", pp="1,2"),
+                                  {**TITAN, "training": {"offload": "weights"}}),
+    "FSDP, adapters": (60, "llama-3-8b", 8, 16, H100, choices(pp="1,2"),
+                       {**TITAN, "training": {"lora_rank": 16}}),
+    "FSDP over some": (40, "llama-3-8b", 16, 32, H100, choices(pp="1", zero="3", cp="1"),
+                       {**TITAN, "layout": {"zero": 3, "dp": 16}, "training": {"shards": 4}}),
+    "every ZeRO stage": (80, "mixtral-8x7b", 16, 32, H100,
+                         choices(tp="1,2", pp="1,2", zero="0..3", micro_batch="1,2"), MEGATRON),
+    "weights of the host": (60, "llama-3-8b", 8, 16, H100, choices(tp="1,2", pp="1,2"),
+                            {**MEGATRON, "training": {"offload": "weights"}}),
     "data parallel": (40, "llama-3-8b", 8, 64, H100, {}, {"framework": "transformers"}),
+    "data parallel, amp": (40, "llama-3-8b", 8, 64, H100, {},
+                           {"framework": "transformers", "workload": {"precision": "amp-bf16"}}),
     "fp8": (60, "llama-3-8b", 16, 64, H100, choices(tp="1,2"),
             {**MEGATRON, "workload": {"precision": "fp8"}}),
     "exchange beside other work": (
