@@ -18,6 +18,11 @@ An operand is read in 16 bits and written in 8 twice, once for each of the two p
 Experts' parts of an operand are quantised one by one, except under delayed scaling (Transformer
 Engine pytorch/csrc/extensions/cast.cpp multi_tensor_quantize_impl).
 
+What sequence parallelism gathers for a product, or for its gradients, is gathered in 8 bits
+(Transformer Engine distributed.py gather_along_first_dim with a quantizer; torchao
+float8/float8_tensor_parallel.py), except under scales by row (torchtitan
+models/llama3/infra/parallelize.py: float8 tensor parallelism for one scale a tensor alone).
+
 Weights are quantised once a step by Transformer Engine (module/base.py is_first_microbatch), in
 each pass by torchao (float8/float8_linear.py matmul_with_hp_or_float8_args), which also writes the
 second copy with a kernel of its own.
@@ -42,6 +47,8 @@ class Scaling(NamedTuple):
     """Further bytes where a kernel of its own makes the second copy from the first."""
     together: bool = False
     """One kernel quantises the parts of all experts."""
+    gathered: bool = True
+    """Parts of sequences are quantised before they are gathered."""
 
 
 SCALINGS: Mapping[str, Scaling] = {
@@ -49,7 +56,7 @@ SCALINGS: Mapping[str, Scaling] = {
     "tensorwise": Scaling(6.0, 1.0, 3, apart=1.0),
     "blockwise": Scaling(4.0, 0.81, 1),
     "mxfp8": Scaling(7.4, 0.95, 1),
-    "rowwise": Scaling(8.0, 0.95, 2),
+    "rowwise": Scaling(8.0, 0.95, 2, gathered=False),
 }
 """By the name of --fp8-recipe and of torchtitan's recipe_name."""
 

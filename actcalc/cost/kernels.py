@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from actcalc.cost import attention
 from actcalc.cost.adapters import Beside, adapter_seconds, whole_again_seconds
+from actcalc.cost.chains import CHAINS, Chain
 from actcalc.cost.collective import collective_seconds, group_of, sent_once_seconds
 from actcalc.cost.exchange import beside_exchange
 from actcalc.cost.flops import core_share
@@ -39,6 +40,9 @@ _FUSED_LOSS_BACKWARD = 4
 # A cross-entropy that is only logged (torch.nn.functional.cross_entropy): cast to fp32 2+4,
 # log-softmax 4+4 read, 4 written.
 _METRIC = 18
+
+
+_ALONG_SEQUENCES = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
 
 
 class GradientBytes(NamedTuple):
@@ -178,13 +182,36 @@ class OpTimer:
     # --- collectives ------------------------------------------------------------------------------
 
     def _comm(self, comm: Comm) -> float:
-        message = real(comm.bytes.value(self.sizes))
+        message = real(comm.bytes.value(self.sizes)) * self._gathered_share(comm)
         size, stride = group_of(comm.group, self.sizes)
         moe, kernels = self.context.model.moe, self.context.workload.kernels
         once = kernels.moe_token_dispatcher_type == "flex"
         if once and moe and comm.group == "ep" and comm.collective is Collective.ALL_TO_ALL:
             return sent_once_seconds(message / moe.topk, moe, size, stride, self.rates)
-        return collective_seconds(comm.collective, message, size, stride, self.rates)
+        seconds = collective_seconds(comm.collective, message, size, stride, self.rates)
+        return seconds + self._in_order(comm, message)
+
+    def _gathered_share(self, comm: Comm) -> float:
+        """Bytes that are gathered over those of 16 bits: half where products run in fp8."""
+        gathers = comm.group == "tp" and comm.collective is Collective.ALL_GATHER
+        fp8 = self.context.workload.fp8_products and self.run.scaling.gathered
+        if not gathers or not fp8 or self.graph.name in ("embedding", "head"):
+            return 1.0
+        return 1.0 / float(self.context.act.itemsize)
+
+    def _in_order(self, comm: Comm, message: float) -> float:
+        """Seconds of the copy that puts parts of sequences in order, gathered or to be scattered.
+
+        torch gathers and scatters along the first dimension (distributed/_functional_collectives.py
+        all_gather_tensor, reduce_scatter_tensor: chunk and cat for another); one sequence alone
+        needs no copy (_maybe_view_chunk_cat), nor do pieces that travel beside a product.
+        """
+        split = comm.group == "tp" and comm.collective in _ALONG_SEQUENCES
+        pieces = self.context.workload.kernels.tp_comm_overlap
+        if not split or pieces or self.context.framework.sequence_first:
+            return 0.0
+        several = least(1, self.sizes["b"] - 1)
+        return self._moved(2 * message * several, several)
 
     # --- matrix products with a weight ------------------------------------------------------------
 
@@ -410,9 +437,19 @@ class OpTimer:
             0.0, 0.0, kernels, back_kernels,
         )  # fmt: skip
 
+    def _chain(self, op: Op) -> tuple[Chain, float] | None:
+        """What an op that runs op by op moves of an element, and its elements."""
+        found = CHAINS.get((op.kind, op.kernel)) if self.run.eager else None
+        if found is None or self.graph.tensors[op.inputs[0]].dtype.itemsize != 2:
+            return None
+        return found, self.size(op.inputs[0]) / 2
+
     def _forward_bytes(self, op: Op) -> tuple[float, float]:
         if op.kind in ("view", "gather"):
             return 0.0, 0
+        if chain := self._chain(op):
+            per, elements = chain
+            return per.forward * elements, per.kernels
         if op.kind == "embedding":
             return 2 * self._bytes(self._real(op.outputs)), 1
         if op.kind == "loss":
@@ -439,6 +476,11 @@ class OpTimer:
     def _backward_bytes(self, op: Op) -> tuple[float, float]:
         if op.kind in ("view", "gather", "add"):
             return 0.0, 0
+        if chain := self._chain(op):
+            per, elements = chain
+            idle = not op.trains
+            moved = per.backward - idle * per.weight
+            return moved * elements, per.backward_kernels - idle * per.weight_kernels
         gradients = self._bytes(self._primary(op))
         if op.kind == "embedding":
             return 3 * self._bytes(self._real(op.outputs)), 1

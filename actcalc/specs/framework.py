@@ -161,6 +161,9 @@ class Framework(Spec):
     itself, waited for, in a list of one tensor a rank (DeepSpeed 0.3)."""
 
     # --- buffers and messages ---
+    sequence_first: bool
+    """Tensors are [sequence, batch, width]: parts of sequences that ranks gather or scatter lie in
+    order. Else a copy puts those of several sequences in order."""
     gather_buffer: Literal["none", "head", "all"]
     """Products whose gathered sequence-parallel input goes to one buffer that stays."""
     loss_in_place: bool

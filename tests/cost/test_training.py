@@ -122,7 +122,8 @@ def test_gradients_cost_what_the_recipe_does_to_them():
 
 def test_frozen_weights_have_no_gradient():
     whole, adapters = step(), step(training={"lora_rank": 16})
-    assert adapters.backward < 0.8 * whole.backward  # two thirds of it, and the adapters' own
+    # two thirds of its products, norms and rotations op by op, and the adapters' own
+    assert adapters.backward < 0.85 * whole.backward
     assert whole.forward < adapters.forward < 1.3 * whole.forward
     assert adapters.optimizer < 0.05 * whole.optimizer
 

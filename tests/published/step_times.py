@@ -69,11 +69,13 @@ class Facts(NamedTuple):
     """Profile of a run whose row names none."""
     traits: Mapping[str, Any] = {}
     """What the source says of its framework that this profile has otherwise."""
+    rmsnorm: str = ""
+    """Its RMSNorm, where that is another than this profile's."""
 
 
 NOT_ASYNC = {"async_tensor_model_parallel_allreduce": False}
 OVERLAPPED = {"overlapped_reduction": True, "overlapped_gather": True}
-FULLY_SHARD = {"sharded_units": "apart"}
+FULLY_SHARD = {"sharded_units": "apart", "sequence_first": False}
 CURRENT = {"fp8_recipe": "tensorwise"}
 HBM2E = {"memory_bandwidth_bytes_per_second": 2.4e12}
 FACTS = {
@@ -147,6 +149,13 @@ def facts_of(row: Mapping[str, Any]) -> Facts:
         facts = facts._replace(traits={"sharded_units": "listed"})
     if "async TP" in row["id"] or row["id"] == "titan/T4/1":  # its table: 2D with async TP
         facts = facts._replace(kernels={"tp_comm_overlap": True})
+    if row["id"] == "titan/T1/0":
+        # December 2024, op by op: torch.nn.RMSNorm has one kernel on CUDA since July 2025
+        # (aten/src/ATen/native/layer_norm.cpp rms_norm_composite before)
+        facts = facts._replace(rmsnorm="rms_late_cast")
+    if row["id"] == "torchtune/3.2-3B/+packed":
+        # torchtune/modules/rms_norm.py: in fp32, cast back, times scale
+        facts = facts._replace(rmsnorm="rms")
     if "rowwise" in row["id"]:
         facts = facts._replace(kernels={**facts.kernels, "fp8_recipe": "rowwise"})
     if row["id"].startswith("bridge/") and row["device"] == "gb200" and "8b" in row["preset"]:
@@ -194,7 +203,10 @@ def run_of(row: Mapping[str, Any]) -> Run:
             }  # fmt: skip
         origin = Source(name="published", model=fields)
         run = resolve(origin, framework=row.get("framework", facts.framework), **changes)
-    run = replace(run, framework=run.framework.model_copy(update=dict(facts.traits)))
+    traits = dict(facts.traits)
+    if facts.rmsnorm:
+        traits["kernels"] = {**run.framework.kernels, "rmsnorm": facts.rmsnorm}
+    run = replace(run, framework=run.framework.model_copy(update=traits))
     if not facts.device or run.device is None:
         return run
     values = {**run.device.model_dump(), **facts.device}
@@ -256,7 +268,7 @@ CAUSES = {
         "the source does not say that the script's values (tp 2, ZeRO 0, batch 2) were unchanged"
     ),
     r"titan/T2/2": "no cause is stated: context parallelism over 4, sequence 131072",
-    r"titan/asyncTP(8|70)B/float8 rowwise": (
+    r"titan/asyncTP70B/float8 rowwise": (
         "row-wise scales under tensor parallelism: its developers found them slower than bf16 too "
         "(pytorch/torchtitan issue 1207, a bug then); products alone explain a tenth of it"
     ),

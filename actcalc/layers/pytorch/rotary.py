@@ -129,5 +129,8 @@ def rotate_one(g: GraphBuilder, ctx: Context, kind: LayerKind, x: Heads, name: s
     made_as = kept_name(kind, name) if name == "k" else name
     out = g.tensor(made_as, turned.shape(ctx), dtype)
     inputs = [x.storage, *(table for table in kept if table not in made)]
-    g.op(f"{name}_rotate", "rotary", GROUP, inputs, [out, *made], saves=kept, modules=MODULE)
+    g.op(
+        f"{name}_rotate", "rotary", GROUP, inputs, [out, *made],
+        saves=kept, modules=MODULE, kernel=ctx.kernel("rotary"),
+    )  # fmt: skip
     return replace(turned, storage=out)
