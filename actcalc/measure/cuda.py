@@ -16,13 +16,13 @@ from actcalc.measure.hf import (
     model_class,
     prepare_config,
     require_transformers,
-    shorten,
     text_part,
     torch_dtype,
 )
 from actcalc.measure.module import build_module, load_factory
 from actcalc.measure.results import CudaStep, Dtype
 from actcalc.measure.run import failing_as_spec_error, loss_of
+from actcalc.measure.shorter import shorten
 
 _TRACE = "leave --device out: the trace needs no GPU"
 

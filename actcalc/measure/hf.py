@@ -17,6 +17,7 @@ from actcalc.measure.masks import masks_of_ones, unpacked_batch
 from actcalc.measure.record import layer_stacks
 from actcalc.measure.results import Dtype, Measured
 from actcalc.measure.run import Step, facts_of, first_line, summarise, traced_step, without_data
+from actcalc.measure.shorter import shorten, text_config
 
 Attention = Literal["sdpa", "eager"]
 
@@ -109,54 +110,12 @@ def build_config(source: Mapping[str, Any] | str | Path) -> Any:
     return built
 
 
-def shorten(config: Any, layers: int) -> None:
-    """Cut a configuration, and its per-layer lists, to a number of layers.
-
-    Raises:
-        SpecError: it states no number of layers.
-    """
-    text = _text_config(config)
-    if not isinstance(getattr(text, "num_hidden_layers", None), int):
-        raise SpecError(
-            f"this {config.model_type} configuration states no number of layers to change",
-            hint="set num_hidden_layers in it",
-        )
-    before = text.num_hidden_layers
-    for name, value in list(vars(text).items()):
-        if isinstance(value, list) and len(value) == before and layers < before:
-            setattr(text, name, value[:layers])
-    if getattr(text, "num_kv_shared_layers", 0):  # the last of them, which are cut off
-        text.num_kv_shared_layers = max(0, layers - before + text.num_kv_shared_layers)
-    try:
-        text.num_hidden_layers = layers
-    except NotImplementedError as error:
-        raise SpecError(
-            f"the number of layers of a {config.model_type} model is not one number: {error}",
-            hint="leave --layers out, or change the configuration",
-        ) from error
-
-
-def _text_config(config: Any) -> Any:
-    """Return ``config.get_text_config()``.
-
-    Raises:
-        SpecError: the configuration holds several text models.
-    """
-    try:
-        return config.get_text_config()
-    except ValueError as error:
-        raise SpecError(
-            f"this {config.model_type} configuration holds several text models",
-            hint="give the configuration of one of them",
-        ) from error
-
-
 def text_part(config: Any) -> Any:
     """Return the text model's configuration of a multimodal one, else the configuration.
 
     Without images only the text model runs.
     """
-    text = _text_config(config)
+    text = text_config(config)
     if isinstance(text, Mapping):  # a nested configuration that its type does not know
         return build_config(text)
     return config if getattr(config, "is_encoder_decoder", False) else text
