@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 from actcalc.answers.header import RunAnswer, header, run_notes
+from actcalc.answers.judged import judged
 from actcalc.cost.flops import (
     forward_flops,
     hardware_flops,
@@ -416,6 +417,8 @@ def _notes(
         from actcalc.cost.rates import default_note
 
         notes.append(default_note(run.device, efficiency))
+        if any(figure.step_seconds is not None for figure in figures):
+            notes.append(judged(run).note)
         if run.training.offload == "activations" or run.training.offload_modules:
             notes.append(
                 "Times leave out the transfers of offloaded activations: `actcalc plan --offload` "

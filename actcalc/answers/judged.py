@@ -28,6 +28,23 @@ class Judged(NamedTuple):
     high: float
     """The same that one of ten exceeds, or 1; of fewer than ten the most, on any device."""
 
+    @property
+    def words(self) -> str:
+        """How many there are, of which kind; empty if none."""
+        if not self.runs:
+            return ""
+        which = f"{self.runs} published runs" if self.runs > 1 else "one published run"
+        return f"By {which} of this kind ({self.kind})"
+
+    @property
+    def note(self) -> str:
+        """What they say of any predicted step."""
+        if not self.runs:
+            return f"No published run of this kind ({self.kind}) judges the predicted times."
+        return (
+            f"{self.words} a step takes {self.low:g} to {self.high:g} times as long as predicted."
+        )
+
 
 def kind_of(run: Run) -> str:
     """What a step is judged with: the device's family, and what its layers are."""

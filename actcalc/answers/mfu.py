@@ -400,11 +400,8 @@ def range_note(run: Run, step: StepTime) -> str:
     found = judged(run)
     if not found.runs:
         return f"No published run of this kind ({found.kind}) judges the predicted time."
-    which = f"{found.runs} published runs" if found.runs > 1 else "one published run"
-    return (
-        f"By {which} of this kind ({found.kind}): {step.total * found.low:.2g} to "
-        f"{step.total * found.high:.2g} s."
-    )
+    low, high = step.total * found.low, step.total * found.high
+    return f"{found.words}: {low:.2g} to {high:.2g} s."
 
 
 def host_notes(run: Run, step: StepTime) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, ClassVar, Literal
 
+from actcalc.answers.judged import judged
 from actcalc.cost.rates import default_note
 from actcalc.search.best import Indices, different, ordered, pareto
 from actcalc.search.find import Found, Progress, find
@@ -193,5 +194,6 @@ def _notes(found: Found, space: Space, efficiency: Mapping[str, float] | None) -
         notes.append(
             f"tp stays inside a node of {node} GPUs (--tp-across-nodes, or --tp, for more)."
         )
-    notes.append(default_note(run.device, efficiency) if run.device else "")
+    if run.device:
+        notes += [default_note(run.device, efficiency), judged(run).note]
     return tuple(dict.fromkeys(note for note in notes if note))

@@ -199,8 +199,13 @@ def _time(result: AdviceReport) -> tuple[str, ...]:
     time, whole = result.time, result.training_run
     if time is None:
         return ()
+    judged = (
+        f"{time.low_seconds:.2g} to {time.high_seconds:.2g} s by {time.judged_runs} published"
+        if time.judged_runs
+        else "no published run of its kind judges it"
+    )
     lines = [
-        f"One step as it is: {digits(time.step_seconds)} s, "
+        f"One step as it is: {digits(time.step_seconds)} s ({judged}), "
         f"{time.tokens_per_second:,.0f} tokens a second, {count(time.tokens_per_day)} a day."
     ]
     if whole is not None:

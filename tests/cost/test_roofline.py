@@ -195,3 +195,14 @@ def test_overrides_replace_one_share():
     assert slow.matrix == pytest.approx(A100.matrix * 0.4 / A100.shares.gemm)
     assert slow.memory == pytest.approx(A100.memory * 0.5 / A100.shares.memory)
     assert slow.intra == A100.intra
+
+
+@pytest.mark.parametrize(
+    ("experts", "tokens", "measured"), [(8, 4096, 627.903e12), (16, 2048, 553.945e12)]
+)
+def test_grouped_products_of_experts(experts, tokens, measured):
+    """Qwen3-30B-A3B's experts on an H100 in bf16, Transformer Engine 2.7 over several streams
+    (NVIDIA/TransformerEngine pull request 2045)."""
+    rates = rates_of(load_device("h100-80gb"), "bf16")
+    product = Product(tokens, 768, 2048, experts)
+    assert product.flops / gemm_seconds(product, rates) == pytest.approx(measured, rel=0.13)
