@@ -24,7 +24,7 @@ from actcalc.errors import SpecError
 from actcalc.io.writers.changed import changed_words
 from actcalc.memory.figures import StageFigure
 from actcalc.memory.replay import replayed
-from actcalc.memory.stage import StageMemory
+from actcalc.memory.stage import memory_of
 from actcalc.plan.advice import ALIKE, NOTHING, Advice, Combination, Single
 from actcalc.plan.changes import Change, difference, words
 from actcalc.plan.remedies import Remedy
@@ -225,7 +225,7 @@ def advise_run(
         raise SpecError("advice is about a device's memory, and there is none", "add --device")
     trials = Trials(run, efficiency)
     staged = trials.staged
-    work = StageMemory(staged, staged.first_policy)  # refuses what no remedy changes
+    work = memory_of(staged)  # refuses what no remedy changes
     advice = Advice(trials, run.budget_bytes)
     figure = replayed(work, work.figure(advice.need.stage))
     line = list(given) if given is not None else run_words(run)

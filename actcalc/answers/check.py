@@ -14,7 +14,7 @@ from actcalc.errors import SpecError
 from actcalc.io.logs import Log, Measured
 from actcalc.memory.figures import StageFigure
 from actcalc.memory.replay import replayed
-from actcalc.memory.stage import StageMemory
+from actcalc.memory.stage import memory_of
 from actcalc.run.staged import StagedRun
 from actcalc.specs.run import Run
 
@@ -216,7 +216,7 @@ class _Predictor:
         if quantity == "parameters" and rank is None:
             return float(self.staged.parameters), None
         if not self.stages:
-            self.memory = StageMemory(self.staged, self.staged.first_policy)
+            self.memory = memory_of(self.staged)
             self.stages = tuple(self.memory.figure(each) for each in range(self.run.layout.pp))
         shown = self.stages if stage is None else self.stages[stage : stage + 1]
         if not shown:

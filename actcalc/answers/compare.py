@@ -168,14 +168,15 @@ class Comparison(RunAnswer):
 
 
 def compare_run(
-    run: Run, efficiency: Mapping[str, float] | None = None, *, beside: bool = False
+    run: Run | StagedRun, efficiency: Mapping[str, float] | None = None, *, beside: bool = False
 ) -> Comparison:
     """Compare the run's policies (or the usual ones); raises ``SpecError`` for an unknown one.
 
     ``efficiency`` overrides shares of the device's peaks; ``beside`` sets the usual policies beside
     the run's own.
     """
-    staged = StagedRun(run)
+    staged = StagedRun.of(run)
+    run = staged.asked
     chunks = staged.places[0]
     usual = staged.usual_policies
     policies = [staged.policy(name) for name in run.policies or usual]

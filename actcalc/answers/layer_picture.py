@@ -10,7 +10,7 @@ from actcalc.answers.header import RunAnswer, header
 from actcalc.cost.roofline import roofline_of
 from actcalc.layers.core.algebra import Expr, symbol
 from actcalc.layers.core.graph import Graph
-from actcalc.policy.leaves import leaves
+from actcalc.policy.leaves import keepers, module_of
 from actcalc.policy.rules import Policy
 from actcalc.run.staged import StagedRun
 from actcalc.specs.run import Run
@@ -88,12 +88,13 @@ class LayerPicture(RunAnswer):
     """One entry per policy."""
 
 
-def layer_picture(run: Run, names: tuple[str, ...] = ()) -> LayerPicture:
+def layer_picture(run: Run | StagedRun, names: tuple[str, ...] = ()) -> LayerPicture:
     """What one layer keeps and does under the policies ``names`` (the run's, or the usual ones).
 
     Raises ``SpecError`` for an unknown policy.
     """
-    staged = StagedRun(run)
+    staged = StagedRun.of(run)
+    run = staged.asked
     unit = _unit(staged)
     one = float(unit.value(staged.graph.sizes))
     drawn = min(DRAWN, staged.longest)
@@ -133,10 +134,11 @@ def _unit(staged: StagedRun) -> Expr:
 def _parts(staged: StagedRun, policy: Policy, unit: float) -> tuple[Part, ...]:
     graph = staged.main.graph
     found: dict[tuple[str, bool], list[tuple[str, int]]] = {}
-    for leaf in leaves(staged.graph, staged.main.label, staged.under(policy).outcome(graph)):
-        module = INPUT if leaf.tensor == graph.input else leaf.module
-        key = (module, _quadratic(graph, leaf.tensor))
-        found.setdefault(key, []).append((leaf.tensor, leaf.bytes))
+    outcome = staged.under(policy).outcome(graph)
+    for name, ops in keepers(outcome, outcome.stored).items():
+        module = INPUT if name == graph.input else module_of(ops)
+        size = int((graph.tensors[name].bytes * outcome.copies).value(staged.graph.sizes))
+        found.setdefault((module, _quadratic(graph, name)), []).append((name, size))
     parts = [
         Part(
             module=module,

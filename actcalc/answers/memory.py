@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from actcalc.answers.header import RunAnswer, header, run_notes
 from actcalc.memory.figures import StageFigure
 from actcalc.memory.limits import LimitFigure, find_limits
-from actcalc.memory.stage import StageMemory
+from actcalc.memory.stage import StageMemory, memory_of
 from actcalc.memory.states import replicas
 from actcalc.run.staged import StagedRun
 from actcalc.specs.check import check_sharding
@@ -54,7 +54,7 @@ class MemoryReport(RunAnswer):
 
 
 def memory_run(
-    run: Run,
+    run: Run | StagedRun,
     *,
     limits: Sequence[str] = (),
     timeline: bool = False,
@@ -66,15 +66,17 @@ def memory_run(
     for each policy of the run. ``timeline`` lists every moment of a step. ``reserved`` replays two
     steps of the fullest stage through PyTorch's allocator.
     """
+    staged = StagedRun.of(run)
+    run = staged.asked
     check_sharding(run.layout, run.training)
-    staged = StagedRun(run)
-    work = StageMemory(staged, staged.first_policy)
-    figures = tuple(work.figure(stage, timeline=timeline) for stage in range(run.layout.pp))
-    top = max(figures, key=lambda figure: figure.total_bytes)
+    work = memory_of(staged)
+    figures, top = work.figures, work.top
+    if timeline:
+        figures = tuple(work.figure(one.stage, timeline=True) for one in figures)
     if reserved:
         from actcalc.memory.replay import replayed
 
-        figures = tuple(replayed(work, one) if one is top else one for one in figures)
+        figures = tuple(replayed(work, one) if one.stage == top.stage else one for one in figures)
     return MemoryReport(
         **header(staged),
         training=run.training.model_dump(),

@@ -14,6 +14,7 @@ from actcalc.answers.step_memory import StepMemory, step_memory
 from actcalc.cost.rates import shares_of
 from actcalc.errors import SpecError
 from actcalc.io import presets
+from actcalc.run.staged import StagedRun
 from actcalc.solve.clock import limited
 from actcalc.specs.run import Run
 
@@ -67,9 +68,10 @@ def report_run(
     Raises ``SpecError`` for a run that cannot be computed; that no plan can be made of it is part
     of the report.
     """
-    comparison = compare_run(run, efficiency, beside=len(run.policies) == 1)
+    staged = StagedRun(run)
+    comparison = compare_run(staged, efficiency, beside=len(run.policies) == 1)
     policy = run.policies[0] if run.policies else _policy(comparison)
-    under = replace(run, policies=(policy,))
+    under = staged.naming(policy)
     plan, unplanned = _plan(run)
     return Report(
         comparison=comparison,
@@ -78,7 +80,7 @@ def report_run(
         memory=memory_run(under),
         plan=plan,
         unplanned=unplanned,
-        picture=layer_picture(run, tuple(figure.policy for figure in comparison.policies)),
+        picture=layer_picture(staged, tuple(figure.policy for figure in comparison.policies)),
         step=step_memory(under),
         assumptions=tuple(_assumptions(run, efficiency or {}, preset)),
     )

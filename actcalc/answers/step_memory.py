@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from actcalc.answers.header import RunAnswer, header
-from actcalc.memory.stage import StageMemory
+from actcalc.memory.stage import memory_of
 from actcalc.memory.table import Row, Table
 from actcalc.run.staged import StagedRun, Work
 from actcalc.specs.check import check_sharding
@@ -61,13 +61,13 @@ class StepMemory(RunAnswer):
     """Every moment in order, the optimizer step last."""
 
 
-def step_memory(run: Run) -> StepMemory:
+def step_memory(run: Run | StagedRun) -> StepMemory:
     """The memory of the fullest stage through one step, under the run's first policy."""
+    staged = StagedRun.of(run)
+    run = staged.asked
     check_sharding(run.layout, run.training)
-    staged = StagedRun(run)
-    memory = StageMemory(staged, staged.first_policy)
-    figures = [memory.figure(stage) for stage in range(run.layout.pp)]
-    top = max(figures, key=lambda figure: figure.total_bytes)
+    memory = memory_of(staged)
+    top = memory.top
     works, shown = staged.work_in_order(top.stage)
     return StepMemory(
         **header(staged),

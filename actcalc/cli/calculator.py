@@ -11,6 +11,7 @@ import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,6 +25,7 @@ from actcalc.io.sources import source
 from actcalc.render.charts.chart import Chart
 from actcalc.render.formats import FORMATS, Parts
 from actcalc.render.sheet import Sheet
+from actcalc.run.staged import StagedRun
 from actcalc.specs.layout import Layout
 from actcalc.specs.optimizers import OPTIMIZERS
 from actcalc.specs.recompute import ALIASES, MODULES
@@ -83,10 +85,16 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any]:
     flags = {key: value for key, value in question["flags"].items() if value not in (None, "")}
     units, width = question.get("units", "GB"), int(question.get("width", 720))
     name = _named(question)
-    run = _run(name, flags)
+    staged = _staged(name, question.get("config"), json.dumps(flags, sort_keys=True))
     if question["of"] == "memory":
-        return {**_memory(name, run, flags, units, width), "emitted": _emitted(run)}
-    return _compare(name, run, flags, units, width)
+        return {**_memory(name, staged, flags, units, width), "emitted": _emitted(staged.asked)}
+    return _compare(name, staged, flags, units, width)
+
+
+@lru_cache(maxsize=2)
+def _staged(name: str, config: str | None, flags: str) -> StagedRun:
+    """The run that is asked about, laid out once for both answers (``config`` is in the file)."""
+    return StagedRun(_run(name, json.loads(flags)))
 
 
 def _named(question: Mapping[str, Any]) -> str:
@@ -136,39 +144,40 @@ def _command(words: Sequence[str], flags: Mapping[str, Any], *, own: Sequence[st
 
 
 def _memory(
-    name: str, run: Run, flags: Mapping[str, Any], units: str, width: int
+    name: str, staged: StagedRun, flags: Mapping[str, Any], units: str, width: int
 ) -> dict[str, Any]:
     from actcalc.answers.step_memory import step_memory
     from actcalc.render.charts.memory import stages_chart, step_chart
     from actcalc.render.memory import memory_sheets
 
-    result = memory_run(run, reserved=True)
+    result = memory_run(staged, reserved=True)
     return _told(
         "memory",
         _command(("memory", name), flags, own=("optimizer", "lora_rank", "base_bits", "loss")),
         Parts(lambda: memory_sheets(result, units), result.document, {}),
-        (lambda: stages_chart(result, units), lambda: step_chart(step_memory(run), units)),
+        (lambda: stages_chart(result, units), lambda: step_chart(step_memory(staged), units)),
         width,
         verdict=None if result.fits is None else "fits" if result.fits else "does not fit",
     )
 
 
 def _compare(
-    name: str, run: Run, flags: Mapping[str, Any], units: str, width: int
+    name: str, staged: StagedRun, flags: Mapping[str, Any], units: str, width: int
 ) -> dict[str, Any]:
     """Policies side by side; in time too, but for pipelines, whose schedules need NumPy."""
     from actcalc.answers.layer_picture import layer_picture
     from actcalc.render.charts.compare import layer_chart, timeline_chart
     from actcalc.render.compare import compare_sheets
 
-    run = replace(run, policies=())
+    staged = staged.naming()
+    run = staged.asked
     untimed = run.device is not None and run.layout.pp > 1
     left = ("policy", "device") if untimed else ("policy",)
     if untimed:
-        run = replace(run, device=None)
-    result = compare_run(run)
+        staged = staged.changed(device=None)
+    result = compare_run(staged)
     names = tuple(figure.policy for figure in result.policies)
-    picture = layer_picture(run, names)
+    picture = layer_picture(staged, names)
     return _told(
         "compare",
         _command((name,), {key: value for key, value in flags.items() if key not in left}),

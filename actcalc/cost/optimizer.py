@@ -8,6 +8,7 @@ a chain of element-wise kernels, each of which reads and writes its operands.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
@@ -19,9 +20,8 @@ from actcalc.layers.core.either import nothing
 from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.states import (
-    NO_PARAMETERS,
     Parameters,
-    parameters_of,
+    rank_parameters,
     recipe,
     replicas,
     states,
@@ -67,7 +67,7 @@ def optimizer_time(
     arithmetic, which no device preset describes. ``parameters`` are the graphs', where known.
     """
     held = list(graphs)
-    parameters = parameters or rank_parameters(model, held, training)
+    parameters = parameters or rank_parameters(model, Counter(held), training)
     products = 0.0
     optimizer = OPTIMIZERS[training.optimizer]
     if optimizer.newton_schulz:
@@ -84,21 +84,6 @@ def optimizer_time(
         moved += _update_bytes(model, training, parameters, trained, gradient)
     host = (min(rules.gradient, 4) + rules.weight) * trained if offloaded else 0.0
     return OptimizerTime(memory=moved / rates.memory, products=products, host=host / rates.host)
-
-
-def rank_parameters(model: ModelGraph, graphs: Iterable[Graph], training: Training) -> Parameters:
-    """Parameters of one rank that holds ``graphs``; what they share counts once."""
-    seen: set[str] = set()
-    alike: dict[int, Parameters] = {}
-    result = NO_PARAMETERS
-    for graph in graphs:
-        found = alike.get(id(graph))
-        if found is None:
-            found = parameters_of(model, graph, training, seen)
-            if not any(weight.scope for weight in graph.weights):
-                alike[id(graph)] = found
-        result = result + found
-    return result
 
 
 def _trained(model: ModelGraph, training: Training, parameters: Parameters) -> float:

@@ -7,13 +7,14 @@ stage slows the step as it does in practice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from actcalc.cost.collective import collective_seconds, send_seconds
 from actcalc.cost.optime import beside
-from actcalc.cost.optimizer import optimizer_time, rank_parameters
+from actcalc.cost.optimizer import optimizer_time
 from actcalc.cost.rates import Rates
 from actcalc.cost.replicas import (
     logged_seconds,
@@ -34,6 +35,7 @@ from actcalc.memory.states import (
     packed_bytes,
     packs,
     parameters_of,
+    rank_parameters,
     recipe,
     replicas,
 )
@@ -110,8 +112,14 @@ def step_time(
     pipeline, alone = steady + busiest.lead, sum(each[stage], NOTHING)
     # Stages with the same layers take the same time: each kind is timed once.
     held = dict.fromkeys(tuple(staged.graphs(index)) for index in range(staged.run.layout.pp))
-    gradients = _gradients(staged, _trained(staged, held), rates, busiest)
-    optimizer = max(optimizer_time(staged.graph, one, training, rates).total for one in held)
+    owned = [rank_parameters(staged.graph, Counter(graphs), training) for graphs in held]
+    # the busiest rank: parameters of all replicas, and routed experts
+    trained = max((parameters.reduced for parameters in owned), key=sum)
+    gradients = _gradients(staged, trained, rates, busiest)
+    optimizer = max(
+        optimizer_time(staged.graph, graphs, training, rates, parameters).total
+        for graphs, parameters in zip(held, owned, strict=True)
+    )
     return StepTime(
         total=pipeline + gradients + optimizer,
         pipeline=pipeline,
@@ -386,15 +394,6 @@ def hides_messages(run: Run) -> bool:
     and set off without interleaving).
     """
     return run.framework.overlaps_messages and run.training.overlapped_messages
-
-
-def _trained(staged: StagedRun, held: Iterable[Sequence[Graph]]) -> tuple[int, int]:
-    """Trained parameters of the busiest rank: those of all replicas, and routed experts."""
-    best = (0, 0)
-    for graphs in held:
-        total = rank_parameters(staged.graph, graphs, staged.run.training)
-        best = max(best, total.reduced, key=sum)
-    return best
 
 
 def _gradients(

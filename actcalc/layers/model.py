@@ -58,6 +58,11 @@ class ModelGraph:
         return {}
 
     @cached_property
+    def kept(self) -> dict[str, Any]:
+        """What rooms above have counted of these graphs at these sizes, each by its own name."""
+        return {}
+
+    @cached_property
     def tensor_bytes(self) -> Mapping[Graph, Mapping[str, int]]:
         """Bytes of each tensor of a graph, on one rank for one micro-batch."""
         sizes = self.sizes

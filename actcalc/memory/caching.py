@@ -19,24 +19,48 @@ _SMALL_SEGMENT = 2 * 2**20
 _LARGE_SEGMENT = 20 * 2**20
 _LARGE_FROM = 10 * 2**20
 
+_SEGMENT = 60
+"""Bits of an address within its segment; above them is the segment's number."""
+_ADDRESS = 84
+"""Bits of an address; a free block is one number, its size above its address, so that numbers are
+in the order in which the allocator looks at blocks: by size, then by address."""
+_IN_ADDRESS = 2**_ADDRESS - 1
+
 
 def _rounded(size: int) -> int:
-    return max(_ROUND, -(-size // _ROUND) * _ROUND)
+    return -(-size // _ROUND) * _ROUND or _ROUND
 
 
 class _Pool(NamedTuple):
-    """Free blocks of one stream and size class: (size, number of segment, offset), sorted."""
+    """Free blocks of one stream and size class, sorted."""
 
+    key: int
+    """Twice the stream, and one more for small blocks."""
     small: bool
-    free: list[tuple[int, int, int]]
+    least: int
+    """The smallest rest of a block that stays free when the block is taken."""
+    free: list[int]
+
+
+class _Pools(dict[int, _Pool]):
+    """The pool of each stream's small blocks, and of its large ones, made when asked for."""
+
+    def __init__(self, *, expandable: bool) -> None:
+        super().__init__()
+        self._large = _ROUND if expandable else _SMALL + 1
+
+    def __missing__(self, key: int) -> _Pool:
+        small = bool(key % 2)
+        pool = self[key] = _Pool(key, small, _ROUND if small else self._large, [])
+        return pool
 
 
 class Block(NamedTuple):
     """What a request got."""
 
-    key: tuple[int, bool]
-    segment: int
+    pool: _Pool
     start: int
+    """Its address, that of its segment included."""
     size: int
 
 
@@ -52,35 +76,52 @@ class CachingAllocator:
         self.expandable = expandable
         self.reserved = self.most_reserved = 0
         self.allocated = self.most_allocated = 0
-        self._pools: dict[tuple[int, bool], _Pool] = {}
-        self._sizes: dict[int, int] = {}
-        self._ends: dict[int, dict[int, int]] = {}
-        self._starts: dict[int, dict[int, int]] = {}
-        self._grown: dict[tuple[int, bool], int] = {}
-        self._empty: dict[int, _Pool] = {}
-        self._count = 0
+        self._pools = _Pools(expandable=expandable)
+        self._sizes: list[int] = []
+        self._starts: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
+        self._grown: dict[int, int] = {}
 
     def take(self, size: int, stream: int = 0) -> Block:
         """A block of ``size`` bytes for one stream."""
         size = _rounded(size)
-        key = (stream, size <= _SMALL)
-        pool = self._pools.get(key)
-        if pool is None:
-            pool = self._pools[key] = _Pool(key[1], [])
-        at = bisect_left(pool.free, (size, -1, -1))
-        if at == len(pool.free):
-            self._grow(key, pool, size)
-            at = bisect_left(pool.free, (size, -1, -1))
-        whole, segment, start = pool.free[at]
-        self._drop(pool, whole, segment, start)
+        pool = self._pools[2 * stream + (size <= _SMALL)]
+        free = pool.free
+        at = bisect_left(free, size << _ADDRESS)
+        if at == len(free):
+            self._grow(pool, size)
+            at = bisect_left(free, size << _ADDRESS)
+        found = free.pop(at)
+        whole, start = found >> _ADDRESS, found & _IN_ADDRESS
+        del self._starts[start]
         left = whole - size
-        if self._splits(left, small=key[1]):
-            self._add(pool, left, segment, start + size)
+        if left >= pool.least:
+            insort(free, left << _ADDRESS | start + size)
+            self._starts[start + size] = self._ends[start + whole] = left
         else:
+            del self._ends[start + whole]
             size = whole
         self.allocated += size
-        self.most_allocated = max(self.most_allocated, self.allocated)
-        return Block(key, segment, start, size)
+        if self.allocated > self.most_allocated:
+            self.most_allocated = self.allocated
+        return Block(pool, start, size)
+
+    def give(self, block: Block) -> None:
+        """A block back to its pool, joined with free neighbours."""
+        pool, start, size = block
+        free = pool.free
+        self.allocated -= size
+        before = self._ends.pop(start, 0)
+        if before:
+            start -= before
+            size += before
+            del free[bisect_left(free, before << _ADDRESS | start)]
+        after = self._starts.pop(start + size, 0)
+        if after:
+            del free[bisect_left(free, after << _ADDRESS | start + size)]
+            size += after
+        insort(free, size << _ADDRESS | start)
+        self._starts[start] = self._ends[start + size] = size
 
     def touch(self, sizes: Sequence[int]) -> None:
         """Take blocks of ``sizes``, all but the last of which are equal, and give them back.
@@ -101,74 +142,38 @@ class CachingAllocator:
         The smallest block that is large enough is taken, and what is left of it is smaller still:
         it is cut up before the next one is.
         """
-        small, used = size <= _SMALL, 0
-        free = self._free(small)
-        first = at = bisect_left(free, (size, -1, -1))
+        pool, used = self._pools[size <= _SMALL], 0
+        free = pool.free
+        first = at = bisect_left(free, size << _ADDRESS)
         pieces: list[int] = []
         while count:
             if at == len(free):
                 return None
-            whole = free[at][0]
+            whole = free[at] >> _ADDRESS
             taken = min(count, whole // size)
             left = whole - taken * size
-            if self._splits(left, small=small):
+            if left >= pool.least:
                 pieces.append(left)
                 left = 0
             used += taken * size + left
             count, at = count - taken, at + 1
-        if (last <= _SMALL) != small:
-            small, first, at, pieces = not small, 0, 0, []
-            free = self._free(small)
-        place = bisect_left(free, (last, -1, -1))
+        if (last <= _SMALL) != pool.small:
+            pool, first, at, pieces = self._pools[last <= _SMALL], 0, 0, []
+            free = pool.free
+        place = bisect_left(free, last << _ADDRESS)
         if first <= place < at:
             place = at
         found = [piece for piece in pieces if piece >= last]
-        found += [whole for whole, _, _ in free[place : place + 1]]
+        found += [whole >> _ADDRESS for whole in free[place : place + 1]]
         if not found:
             return None
         left = min(found) - last
-        return used + last + (0 if self._splits(left, small=small) else left)
+        return used + last + (0 if left >= pool.least else left)
 
-    def _free(self, small: bool) -> list[tuple[int, int, int]]:
-        pool = self._pools.get((0, small))
-        return pool.free if pool else []
-
-    def _splits(self, left: int, *, small: bool) -> bool:
-        """Whether ``left`` bytes of a block that is taken stay free."""
-        return left >= _ROUND if small or self.expandable else left > _SMALL
-
-    def give(self, block: Block) -> None:
-        """A block back to its pool, joined with free neighbours."""
-        pool = self._pools[block.key]
-        segment, start, size = block.segment, block.start, block.size
-        self.allocated -= size
-        before = self._ends[segment].get(start)
-        if before is not None:
-            self._drop(pool, before, segment, start - before)
-            start, size = start - before, size + before
-        after = self._starts[segment].get(start + size)
-        if after is not None:
-            self._drop(pool, after, segment, start + size)
-            size += after
-        self._add(pool, size, segment, start)
-
-    def _add(self, pool: _Pool, size: int, segment: int, start: int) -> None:
-        insort(pool.free, (size, segment, start))
-        self._starts[segment][start] = size
-        self._ends[segment][start + size] = size
-        if size == self._sizes[segment]:
-            self._empty[segment] = pool
-
-    def _drop(self, pool: _Pool, size: int, segment: int, start: int) -> None:
-        del pool.free[bisect_left(pool.free, (size, segment, start))]
-        del self._starts[segment][start]
-        del self._ends[segment][start + size]
-        self._empty.pop(segment, None)
-
-    def _grow(self, key: tuple[int, bool], pool: _Pool, size: int) -> None:
+    def _grow(self, pool: _Pool, size: int) -> None:
         """A new segment that holds ``size`` bytes (or more of the pool's only one)."""
         if self.expandable:
-            self._extend(key, pool, size)
+            self._extend(pool, size)
             return
         whole = (
             _SMALL_SEGMENT
@@ -179,29 +184,30 @@ class CachingAllocator:
         )
         if self.limit is not None and self.reserved + whole > self.limit:
             self._release()
-        segment = self._new(whole)
         self._reserve(whole)
-        self._add(pool, whole, segment, 0)
+        self._add(pool, whole, self._new(whole) << _SEGMENT)
 
-    def _extend(self, key: tuple[int, bool], pool: _Pool, size: int) -> None:
+    def _extend(self, pool: _Pool, size: int) -> None:
         page = _SMALL_SEGMENT if pool.small else _LARGE_SEGMENT
-        if key not in self._grown:
-            self._grown[key] = self._new(0)
-        segment = self._grown[key]
-        end = self._sizes[segment]
-        tail = self._ends[segment].get(end, 0)
+        if pool.key not in self._grown:
+            self._grown[pool.key] = self._new(0)
+        segment = self._grown[pool.key]
+        end = (segment << _SEGMENT) + self._sizes[segment]
+        tail = self._ends.pop(end, 0)
         more = -(-(size - tail) // page) * page
         if tail:
-            self._drop(pool, tail, segment, end - tail)
-        self._sizes[segment] = end + more
+            del pool.free[bisect_left(pool.free, tail << _ADDRESS | end - tail)]
+        self._sizes[segment] += more
         self._reserve(more)
-        self._add(pool, tail + more, segment, end - tail)
+        self._add(pool, tail + more, end - tail)
+
+    def _add(self, pool: _Pool, size: int, start: int) -> None:
+        insort(pool.free, size << _ADDRESS | start)
+        self._starts[start] = self._ends[start + size] = size
 
     def _new(self, size: int) -> int:
-        self._count += 1
-        self._sizes[self._count] = size
-        self._ends[self._count], self._starts[self._count] = {}, {}
-        return self._count
+        self._sizes.append(size)
+        return len(self._sizes) - 1
 
     def _reserve(self, size: int) -> None:
         self.reserved += size
@@ -209,7 +215,13 @@ class CachingAllocator:
 
     def _release(self) -> None:
         """Segments with nothing in them go back to the device."""
-        for segment, pool in list(self._empty.items()):
-            size = self._sizes[segment]
-            self._drop(pool, size, segment, 0)
-            self.reserved -= size
+        for pool in self._pools.values():
+            kept = []
+            for block in pool.free:
+                size, start = block >> _ADDRESS, block & _IN_ADDRESS
+                if size == self._sizes[start >> _SEGMENT]:
+                    del self._starts[start], self._ends[start + size]
+                    self.reserved -= size
+                else:
+                    kept.append(block)
+            pool.free[:] = kept

@@ -155,16 +155,6 @@ class Timeline:
             self._trained[key] = trained_of(self.model, graph, self.training)
         return self._trained[key]
 
-    def stage_parameters(self, graph: Graph, count: int, seen: set[str]) -> Parameters:
-        """Parameters of ``count`` such graphs on one rank, without tables (scopes) in ``seen``."""
-        scopes = {weight.scope for weight in graph.weights if weight.scope}
-        if not scopes:
-            return self.parameters(graph) * count
-        found = parameters_of(self.model, graph, self.training, seen)
-        if count == 1:
-            return found
-        return found + parameters_of(self.model, graph, self.training, seen) * (count - 1)
-
     def largest(self, graph: Graph) -> int:
         """Elements of the largest trained weight of a graph, on one rank (cached)."""
         if id(graph) not in self._largest:

@@ -21,7 +21,6 @@ from actcalc.layers.model import ModelGraph
 from actcalc.memory.around import Around, Both
 from actcalc.memory.caching import Block, CachingAllocator
 from actcalc.memory.figures import StageFigure
-from actcalc.memory.known import Known
 from actcalc.memory.parts import EMBEDDING, HEAD, REFERENCE, Part
 from actcalc.memory.stage import StageMemory
 from actcalc.memory.update import StepMoment
@@ -52,35 +51,29 @@ class Reserved(NamedTuple):
     reserved: int
 
 
-def replay(
-    memory: StageMemory, stage: int, *, outside: int = 0, expandable: bool = False
-) -> Reserved | None:
+def replay(memory: StageMemory, stage: int, *, outside: int = 0) -> Iterator[Reserved]:
     """What the allocator of a GPU of ``stage`` has in use and reserved in two steps, at most.
 
-    ``outside`` bytes of the device are taken by others. None where there are more passes of layers
-    than are looked at.
+    First without and then with ``expandable_segments``. ``outside`` bytes of the device are taken
+    by others. None of them where there are more passes of layers than are looked at.
     """
     works = memory.staged.work(stage)
     if len(works) * sum(len(chunk) + 2 for chunk in memory.places[stage]) > _MOST:
-        return None
+        return
     device = memory.run.device
     limit = None if device is None else device.usable_bytes - outside
-    pool = CachingAllocator(limit=limit, expandable=expandable)
-    _Replay(memory, stage, pool).steps()
-    return Reserved(pool.most_allocated, pool.most_reserved)
+    script = _Script(memory, stage)
+    for expandable in (False, True):
+        pool = CachingAllocator(limit=limit, expandable=expandable)
+        _Replay(script, pool).steps()
+        yield Reserved(pool.most_allocated, pool.most_reserved)
 
 
 def replayed(memory: StageMemory, figure: StageFigure) -> StageFigure:
     """The figure of a stage with what the allocator reserves for it, either way of its option."""
-    plain, expandable = (
-        replay(memory, figure.stage, outside=figure.overhead_bytes, expandable=way)
-        for way in (False, True)
-    )
-    return replace(
-        figure,
-        reserved_bytes=plain and plain.reserved,
-        reserved_expandable_bytes=expandable and expandable.reserved,
-    )
+    found = [each.reserved for each in replay(memory, figure.stage, outside=figure.overhead_bytes)]
+    plain, expandable = found or (None, None)
+    return replace(figure, reserved_bytes=plain, reserved_expandable_bytes=expandable)
 
 
 class _Change(NamedTuple):
@@ -150,6 +143,8 @@ class _Layer(NamedTuple):
     kept: frozenset[Key]
     stored: int
     """Bytes of what is kept."""
+    ends: tuple[int, int]
+    """Bytes of its input and of its output."""
 
 
 class _Pile:
@@ -196,13 +191,15 @@ class _Place(NamedTuple):
     around: Both
 
 
-class _Replay:
-    def __init__(self, memory: StageMemory, stage: int, pool: CachingAllocator) -> None:
-        self.memory, self.stage, self.pool = memory, stage, pool
+class _Script:
+    """What a stage does in a step, as changes of what it holds: the same for every allocator."""
+
+    def __init__(self, memory: StageMemory, stage: int) -> None:
+        self.memory, self.stage = memory, stage
         self.model: ModelGraph = memory.graph
         self.held, _, self.buffers = memory.beside(stage)
+        self.table = memory.table(stage)
         self._layers: dict[tuple[int, str], _Layer] = {}
-        self._known: dict[int, Known] = {}
         self.chunks = [
             list(self._places(parts, around, chunk))
             for parts, around, chunk in zip(
@@ -212,13 +209,6 @@ class _Replay:
                 strict=True,
             )
         ]
-        self.gradients = _Pile(pool)
-        sharded = memory.sharding is not None
-        self.gathered = _Pile(pool, _GATHER if sharded else 0)
-        self.unreduced = _Pile(pool, _REDUCE if sharded else 0)
-        self.flying: list[list[list[_Held]]] = [[] for _ in self.chunks]
-
-    # --- the parts, op by op ---------------------------------------------------------------------
 
     def _places(
         self, parts: Sequence[Part], around: Sequence[Both], chunk: range
@@ -256,7 +246,7 @@ class _Replay:
         key = (id(graph), policy.name)
         if key not in self._layers:
             outcome = self.memory.timeline.stages.outcome(graph, policy)
-            known = self._known.setdefault(id(graph), Known(self.model, graph))
+            known = self.memory.timeline.known(graph)
             walk = LayerWalk(self.model, outcome, self.memory.timeline.options, None, False, known)
             start = [graph.input] if known.own[graph.input] else []
             kept = [name for name in outcome.stored if known.own[name]]
@@ -268,43 +258,11 @@ class _Replay:
                 _passage(walk, back, (*kept, _HANDED)),
                 frozenset(kept),
                 sum(known.own[name] for name in kept),
+                (known.own[graph.input], known.own[graph.output]),
             )
         return self._layers[key]
 
-    # --- steps -----------------------------------------------------------------------------------
-
-    def steps(self) -> None:
-        """Two steps: the first makes the optimizer's states."""
-        memory, held = self.memory, self.held
-        table = memory.table(self.stage)
-        for size in self._pieces(held.weights):
-            self.pool.take(size)
-        for buffer in self.buffers:
-            if buffer.inside:
-                self.pool.take(buffer.bytes)
-        self.pool.take(table.shared)
-        later = table.made_at_first
-        for size in self._pieces(held.optimizer - later):
-            self.pool.take(size)
-        for step in range(2):
-            if not table.kept or not step:
-                self.gradients.empty()
-            self._works(table.works)
-            self.gradients.to(max(self.gradients.bytes, held.gradients))
-            if not step:
-                for size in self._pieces(later):
-                    self.pool.take(size)
-            for moment in table.steps:
-                self._updates(moment)
-
-    def _updates(self, moment: StepMoment) -> None:
-        """A moment of the optimizer's step: gradients that it still needs, and its temporaries."""
-        if moment.gradients < self.gradients.bytes:
-            self.gradients.to(moment.gradients)
-        for block in [self.pool.take(size) for size in moment.blocks if size]:
-            self.pool.give(block)
-
-    def _pieces(self, size: int) -> list[int]:
+    def pieces(self, size: int) -> list[int]:
         """``size`` bytes in one piece per weight, or in one where the framework has one buffer."""
         if not size:
             return []
@@ -318,6 +276,52 @@ class _Replay:
         ]
         total = sum(counts)
         return [-(-size * count // total) for count in counts if count]
+
+
+class _Replay:
+    """A script run with one allocator."""
+
+    def __init__(self, script: _Script, pool: CachingAllocator) -> None:
+        self.script, self.pool = script, pool
+        self.memory, self.chunks = script.memory, script.chunks
+        self.gradients = _Pile(pool)
+        sharded = self.memory.sharding is not None
+        self.gathered = _Pile(pool, _GATHER if sharded else 0)
+        self.unreduced = _Pile(pool, _REDUCE if sharded else 0)
+        self.flying: list[list[list[_Held]]] = [[] for _ in self.chunks]
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    def steps(self) -> None:
+        """Two steps: the first makes the optimizer's states."""
+        script, table = self.script, self.script.table
+        held = script.held
+        for size in script.pieces(held.weights):
+            self.pool.take(size)
+        for buffer in script.buffers:
+            if buffer.inside:
+                self.pool.take(buffer.bytes)
+        self.pool.take(table.shared)
+        later = table.made_at_first
+        for size in script.pieces(held.optimizer - later):
+            self.pool.take(size)
+        for step in range(2):
+            if not table.kept or not step:
+                self.gradients.empty()
+            self._works(table.works)
+            self.gradients.to(max(self.gradients.bytes, held.gradients))
+            if not step:
+                for size in script.pieces(later):
+                    self.pool.take(size)
+            for moment in table.steps:
+                self._updates(moment)
+
+    def _updates(self, moment: StepMoment) -> None:
+        """A moment of the optimizer's step: gradients that it still needs, and its temporaries."""
+        if moment.gradients < self.gradients.bytes:
+            self.gradients.to(moment.gradients)
+        for block in [self.pool.take(size) for size in moment.blocks if size]:
+            self.pool.give(block)
 
     def _works(self, works: Sequence[Work]) -> None:
         for kind, chunk, held in works:
@@ -393,7 +397,7 @@ class _Replay:
         if handed is not None:
             held.blocks[start] = handed
         elif layer.kept or layer.forward.changes:
-            size = self._known[id(layer.graph)].own[start]
+            size, _ = layer.ends
             if size:
                 held.blocks[start] = self.pool.take(size)
         self._run(layer.forward, held.blocks)
@@ -451,7 +455,7 @@ class _Replay:
         if handed is not None:
             blocks[_HANDED] = handed
         else:
-            size = self._known[id(layer.graph)].own[layer.graph.output]
+            _, size = layer.ends
             if size:
                 blocks[_HANDED] = self.pool.take(size)
         self._run(layer.backward, blocks)

@@ -16,11 +16,11 @@ from actcalc.memory.objectives import beside_training, reference_part
 from actcalc.memory.parts import Part, Timeline
 from actcalc.memory.peaks import chunk_moments, made_by_chunk
 from actcalc.memory.states import (
-    NO_PARAMETERS,
     Parameters,
     States,
     in_units,
     moments_of,
+    rank_parameters,
     recipe,
     replicas,
     states,
@@ -56,13 +56,26 @@ class StageMemory:
             like=None if like is None else like.timeline,
         )  # fmt: skip
         self._chunks: dict[tuple[int, int, Ends, bool], tuple[Part, ...]] = {}
-        self._parameters: dict[int, Parameters] = {}
+        self._parameters: dict[int, Parameters] = like._parameters if like else {}
+        self._figures: dict[int, StageFigure] = {}
 
     @classmethod
     def of(cls, run: Run) -> StageMemory:
         """The stages of a run under the first policy that it names."""
-        staged = StagedRun(run)
-        return cls(staged, staged.first_policy)
+        return memory_of(StagedRun(run))
+
+    @property
+    def figures(self) -> tuple[StageFigure, ...]:
+        """Every stage at its highest moment."""
+        for stage in range(self.run.layout.pp):
+            if stage not in self._figures:
+                self._figures[stage] = self.figure(stage)
+        return tuple(self._figures.values())
+
+    @property
+    def top(self) -> StageFigure:
+        """The fullest stage (the first of equals)."""
+        return max(self.figures, key=lambda figure: figure.total_bytes)
 
     def parts(self, stage: int) -> tuple[tuple[Part, ...], ...]:
         """Parts of each chunk of a stage (cached by where it lies and how long it is)."""
@@ -139,11 +152,7 @@ class StageMemory:
 
     def parameters_of(self, graphs: Mapping[Graph, int]) -> Parameters:
         """Parameters of so many of each graph on one rank, a tied table counted once."""
-        seen: set[str] = set()
-        found = NO_PARAMETERS
-        for graph, count in graphs.items():
-            found = found + self.timeline.stage_parameters(graph, count, seen)
-        return found
+        return rank_parameters(self.graph, graphs, self.run.training)
 
     def beside(self, stage: int) -> tuple[States, int, tuple[Buffer, ...]]:
         """States of a stage, what its last rank holds less of them, and buffers and overheads."""
@@ -434,7 +443,16 @@ def _buffer(buffer: Buffer) -> BufferFigure:
     )
 
 
+def memory_of(staged: StagedRun, policy: Policy | None = None) -> StageMemory:
+    """The memory of a run's stages under a policy (by default its first), worked out once."""
+    policy = policy or staged.first_policy
+    known: dict[Policy, StageMemory] = staged.memories
+    if policy not in known:
+        like = next(iter(known.values()), None)
+        known[policy] = StageMemory(staged, policy, like)
+    return known[policy]
+
+
 def total_bytes(staged: StagedRun, policy: Policy) -> int:
     """What the fullest stage of a run needs under a policy."""
-    work = StageMemory(staged, policy)
-    return max(work.figure(stage).total_bytes for stage in range(staged.run.layout.pp))
+    return memory_of(staged, policy).top.total_bytes

@@ -9,7 +9,7 @@ Megatron's distributed optimizer is stage 1: 6 + 12/dp bytes, docs/source/api-gu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -161,19 +161,61 @@ def parameters_of(
     model: ModelGraph, graph: Graph, training: Training, seen: set[str] | None = None
 ) -> Parameters:
     """Parameters of one graph on one rank, adapters included; a scope in ``seen`` only once."""
-    result = [NO_GROUP] * 4
     known = set() if seen is None else seen
-    for op in graph.ops:
-        for weight in op.weights:
-            if weight.scope:
-                if weight.scope in known:
+    found = _weighed(model, graph, training)
+    result = found.own
+    for scope, parameters in found.scoped.items():
+        if scope not in known:
+            known.add(scope)
+            result = result + parameters
+    return result
+
+
+def rank_parameters(
+    model: ModelGraph, graphs: Mapping[Graph, int], training: Training
+) -> Parameters:
+    """Parameters of one rank that holds so many of each graph; what they share counts once."""
+    seen: set[str] = set()
+    result = NO_PARAMETERS
+    for graph, count in graphs.items():
+        result = result + parameters_of(model, graph, training, seen)
+        if count > 1:
+            result = result + parameters_of(model, graph, training, seen) * (count - 1)
+    return result
+
+
+class _Weighed(NamedTuple):
+    """Parameters of one graph on one rank."""
+
+    own: Parameters
+    """Those of weights that no other graph has."""
+    scoped: Mapping[str, Parameters]
+    """Those that other graphs may have too (a tied table), by the name of the scope."""
+    training: Training
+    """What they were counted for: it stays, so that its identity does."""
+
+
+def _weighed(model: ModelGraph, graph: Graph, training: Training) -> _Weighed:
+    """The parameters of a graph, counted once for each model's graph and training."""
+    kept: dict[tuple[Graph, int], _Weighed] = model.kept.setdefault("parameters", {})
+    key = (graph, id(training))
+    if key not in kept:
+        own, scoped = NO_PARAMETERS, dict[str, Parameters]()
+        for op in graph.ops:
+            for weight in op.weights:
+                if weight.scope in scoped:
                     continue
-                known.add(weight.scope)
-            ends = graph.name in ("embedding", "head") and op.group not in _TOWER
-            hidden = op.kind not in ("embedding", "norm") and not ends
-            at = weight.expert + 2 * (weight.added == "adapter")
-            result[at] += _group(model, weight, training, op, hidden=hidden)
-    return Parameters(*result)
+                ends = graph.name in ("embedding", "head") and op.group not in _TOWER
+                hidden = op.kind not in ("embedding", "norm") and not ends
+                each = [NO_GROUP] * 4
+                at = weight.expert + 2 * (weight.added == "adapter")
+                each[at] = _group(model, weight, training, op, hidden=hidden)
+                if weight.scope:
+                    scoped[weight.scope] = Parameters(*each)
+                else:
+                    own = own + Parameters(*each)
+        kept[key] = _Weighed(own, scoped, training)
+    return kept[key]
 
 
 class Trained(NamedTuple):

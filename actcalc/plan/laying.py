@@ -12,7 +12,7 @@ from actcalc.errors import SpecError
 from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.moments import layers_of, moments_of, stage_gpu
-from actcalc.memory.stage import StageMemory
+from actcalc.memory.stage import StageMemory, memory_of
 from actcalc.plan.offload import Transfer, module_offload_options, offload_options
 from actcalc.plan.options import (
     NANO,
@@ -72,7 +72,7 @@ class RunStages:
                 "by moment, with every way to run the other layers",
                 "drop --emit, --offload and --method greedy, and keep --memory-model timeline",
             )
-        self.memory = StageMemory(self.staged, NONE)
+        self.memory = memory_of(self.staged, NONE)
         self.model: ModelGraph = self.staged.graph
         self.costs: Costs = costs_of(self.staged)
         self.full = self.staged.full
@@ -174,7 +174,7 @@ class RunStages:
         Where they depend on which layers re-run, all of them count as re-run: never too little.
         :meth:`spared` has what a plan may do without.
         """
-        return StageMemory(self.staged, self.full) if self.memory.varies else self.memory
+        return memory_of(self.staged, self.full) if self.memory.varies else self.memory
 
     def layer(self, graph: Graph) -> PlanLayer:
         """One kind of layer as a problem of its own, op by op."""
@@ -302,7 +302,7 @@ class RunStages:
             return self._laid[key]
         chunks, at = [], 0
         varies = self.memory.varies and skip is None
-        own = StageMemory(self.staged, policy) if policy.segmented or varies else None
+        own = memory_of(self.staged, policy) if policy.segmented or varies else None
         work = own if policy.segmented else None
         for number, graphs in enumerate(stage.graphs):
             if work is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from actcalc.errors import SpecError
-from actcalc.memory.stage import StageMemory
+from actcalc.memory.stage import memory_of
 from actcalc.policy.rules import NONE, Policy
 from actcalc.run.staged import StagedRun
 
@@ -49,7 +49,7 @@ def by_microbatch(staged: StagedRun, policy: Policy, budget: int) -> tuple[Stage
             "micro-batches are planned one by one for stages of one chunk",
             "drop --vpp, or use --schedule 1f1b",
         )
-    base, plain = StageMemory(staged, policy), StageMemory(staged, NONE)
+    base, plain = memory_of(staged, policy), memory_of(staged, NONE)
     found = []
     for stage, (chunk,) in enumerate(staged.places):
         held = staged.held(stage)[0]

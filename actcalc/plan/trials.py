@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from actcalc.cost.roofline import Roofline, roofline_of
 from actcalc.cost.step import check_timed, step_time
 from actcalc.errors import SpecError
-from actcalc.memory.stage import StageMemory
+from actcalc.memory.stage import memory_of
 from actcalc.plan.changes import Change, changed_run
 from actcalc.run.staged import StagedRun
 from actcalc.specs.run import Run
@@ -76,12 +76,12 @@ class Trials:
             return None
         self.evaluated += 1
         try:
-            work = StageMemory(staged, staged.policy(self.policy(change)))
-            figures = [work.figure(stage) for stage in range(staged.run.layout.pp)]
+            work = memory_of(staged, staged.policy(self.policy(change)))
+            top = work.top
         except SpecError:
             return None
-        top = max(figures, key=lambda figure: figure.total_bytes)
-        return Need(top.total_bytes, max(figure.peak_bytes for figure in figures), top.stage)
+        most = max(figure.peak_bytes for figure in work.figures)
+        return Need(top.total_bytes, most, top.stage)
 
     def seconds(self, change: Change) -> float | None:
         """Seconds in which the run's GPUs would do one step's tokens as the changed run does them.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actcalc.layers.core.graph import Graph
+from actcalc.layers.core.graph import Op
 from actcalc.layers.model import ModelGraph
 from actcalc.policy.outcome import LayerOutcome
 
@@ -42,20 +43,34 @@ def leaves(
     """
     graph = outcome.graph
     names = [n for n in graph.saved if n in graph.shared] if shared else outcome.stored
-    return tuple(_leaf(model, label, graph, outcome, name) for name in names)
+    found = keepers(outcome, names)
+    return tuple(_leaf(model, label, outcome, name, ops) for name, ops in found.items())
 
 
-def _leaf(model: ModelGraph, label: str, graph: Graph, outcome: LayerOutcome, name: str) -> Leaf:
-    tensor = graph.tensors[name]
-    again = {op.name for op in outcome.rerun}
-    savers = [op for op in graph.savers.get(name, ()) if op.name not in again]
-    readers = [op for op in graph.ops if op.name in again and name in op.inputs]
-    keepers = savers or readers
-    group = keepers[0].group if keepers else "layer"
+def keepers(outcome: LayerOutcome, names: Sequence[str]) -> dict[str, list[Op]]:
+    """For each tensor the ops that have it kept: that save it, else that read it running again."""
+    graph, rerun = outcome.graph, outcome.rerun
+    again = {op.name for op in rerun}
+    found: dict[str, list[Op]] = {}
+    for name in names:
+        savers = [op for op in graph.savers.get(name, ()) if op.name not in again]
+        found[name] = savers or [op for op in graph.ops if op.name in again and name in op.inputs]
+    return found
+
+
+def module_of(keepers: Sequence[Op]) -> str:
+    """The part of the layer that a tensor with such keepers belongs to."""
+    return keepers[0].group if keepers else "layer"
+
+
+def _leaf(
+    model: ModelGraph, label: str, outcome: LayerOutcome, name: str, keepers: Sequence[Op]
+) -> Leaf:
+    tensor = outcome.graph.tensors[name]
     size = tensor.bytes * outcome.copies
     return Leaf(
         layer=label,
-        module=group,
+        module=module_of(keepers),
         op=keepers[0].name if keepers else "input",
         tensor=name,
         shape=tensor.shape_text,

@@ -60,8 +60,10 @@ class StagedRun:
     """
 
     def __init__(self, run: Run) -> None:
+        self.asked: Run = run
+        """The run as it was given: what says ``auto`` there is decided in ``run``."""
         run, workload = _resolved(run)
-        self.run = run
+        self.run: Run = run
         model, step = _of_example(run, workload)
         self.base: ModelGraph = model_graph(model, run.layout, step, run.framework)
         """The graphs before fine-tuning: a reference model runs them."""
@@ -74,6 +76,20 @@ class StagedRun:
         self._work: dict[int, tuple[Work, ...]] = {}
         self._policies: dict[str, Policy] = {}
         self._stages: dict[Policy, StagePolicy] = {}
+        self.memories: dict[Policy, Any] = {}
+        """Its stages' memory by policy, once asked for (:func:`actcalc.memory.stage.memory_of`)."""
+
+    @classmethod
+    def of(cls, run: Run | StagedRun) -> StagedRun:
+        """A run laid out, which it may be already."""
+        return run if isinstance(run, StagedRun) else cls(run)
+
+    def naming(self, *policies: str) -> StagedRun:
+        """The same run, its graphs and what is known of them, with other policies named."""
+        found = copy(self)
+        found.asked = replace(self.asked, policies=policies)
+        found.run = replace(self.run, policies=policies)
+        return found
 
     def changed(self, **parts: Any) -> StagedRun:
         """The run with other specs (``layout=...``, ``training=...``), laid out anew."""
@@ -86,7 +102,7 @@ class StagedRun:
         """
         found = copy(self)
         found.graph = replace(self.graph, sizes=sizes)
-        found._stages = {}
+        found._stages, found.memories = {}, {}
         return found
 
     # --- micro-batches ----------------------------------------------------------------------------

@@ -86,12 +86,10 @@ def test_blocks_never_overlap(
         block = pool.take(size, stream)
         assert block.size >= size
         for other in held:
-            if other.segment == block.segment:
-                apart = (
-                    other.start + other.size <= block.start
-                    or block.start + block.size <= other.start
-                )
-                assert apart
+            apart = (
+                other.start + other.size <= block.start or block.start + block.size <= other.start
+            )
+            assert apart
         held.append(block)
         assert pool.allocated == sum(block.size for block in held) <= pool.reserved
         if random.random() < 0.5:
@@ -155,8 +153,7 @@ def test_the_replay_has_the_peak_of_the_table(options: dict[str, Any]) -> None:
     memory = StageMemory.of(run)
     report = memory_run(run, reserved=True)
     stage = report.stages[report.peak_stage]
-    found = replay(memory, stage.stage)
-    assert found is not None
+    found, _ = replay(memory, stage.stage)
     assert found.allocated == pytest.approx(stage.peak_bytes, rel=0.02)
     assert stage.reserved_bytes == found.reserved >= found.allocated
     assert found.allocated <= (stage.reserved_expandable_bytes or 0)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from actcalc.answers.explain.term import KORTHIKANTI, MCKP, Body, Term, gb
 from actcalc.io.devices import load_device
 from actcalc.memory.replay import replayed
-from actcalc.memory.stage import StageMemory
+from actcalc.memory.stage import memory_of
 from actcalc.plan.options import Costs
 from actcalc.run.staged import StagedRun
 from actcalc.specs.numbers import percent
@@ -25,7 +25,7 @@ def _peak(staged: StagedRun) -> Body:
     ]
     names, results = run.policies or ("none", "full"), []
     for name in names:
-        work = StageMemory(staged, staged.policy(name))
+        work = memory_of(staged, staged.policy(name))
         figures = [work.figure(stage) for stage in range(run.layout.pp)]
         top = max(figures, key=lambda figure: figure.total_bytes)
         where = f" of stage {top.stage}" if run.layout.pp > 1 else ""
@@ -171,7 +171,7 @@ def _reserved(staged: StagedRun) -> Body:
     ]
     results = []
     for name in run.policies or ("none", "full"):
-        work = StageMemory(staged, staged.policy(name))
+        work = memory_of(staged, staged.policy(name))
         figures = [work.figure(stage) for stage in range(run.layout.pp)]
         top = replayed(work, max(figures, key=lambda figure: figure.total_bytes))
         most, expandable = top.reserved_bytes, top.reserved_expandable_bytes

@@ -19,7 +19,7 @@ from actcalc.answers.explain.term import (
 )
 from actcalc.errors import SpecError
 from actcalc.memory.buffers import sent_outputs
-from actcalc.memory.stage import StageMemory
+from actcalc.memory.stage import total_bytes
 from actcalc.policy.rules import NONE
 from actcalc.run.placement import microbatches
 from actcalc.run.staged import StagedRun
@@ -331,11 +331,7 @@ def _by_microbatch(staged: StagedRun) -> Body:
     policy = piped.first_policy if run.policies else piped.full
     budget = run.budget_bytes
     if budget is None:
-        stages = range(run.layout.pp)
-        ends = [
-            max(StageMemory(piped, one).figure(stage).total_bytes for stage in stages)
-            for one in (policy, NONE)
-        ]
+        ends = [total_bytes(piped, one) for one in (policy, NONE)]
         budget = max(ends[0], sum(ends) // 2)
         lines.append(
             f"No --device given: memory half-way between what {policy.name} and none need."

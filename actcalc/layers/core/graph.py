@@ -52,7 +52,7 @@ class Tensor:
         """Size in bytes on one rank."""
         return self.elements * self.dtype.itemsize
 
-    @property
+    @cached_property
     def shape_text(self) -> str:
         """The shape as text, e.g. ``(b, a/t, s, s)``."""
         return "(" + ", ".join(dim.formula() for dim in self.shape) + ")"
