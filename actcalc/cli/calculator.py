@@ -27,21 +27,27 @@ from actcalc.render.formats import FORMATS, Parts
 from actcalc.render.sheet import Sheet
 from actcalc.run.staged import StagedRun
 from actcalc.specs.layout import Layout
+from actcalc.specs.objectives import OBJECTIVES
 from actcalc.specs.optimizers import OPTIMIZERS
+from actcalc.specs.recipes import CHOOSABLE
 from actcalc.specs.recompute import ALIASES, MODULES
 from actcalc.specs.run import Run
-from actcalc.specs.training import Training
+from actcalc.specs.schedules import SCHEDULES
+from actcalc.specs.training import Loss, Training
 from actcalc.specs.workload import Attention, Precision, Workload
 
 _SECTIONS = {"layout": Layout, "workload": Workload, "training": Training}
 FLAGS: Mapping[str, str] = {
     "layers": "model",
-    **dict.fromkeys(("tp", "sp", "pp", "cp", "ep", "etp", "dp", "zero"), "layout"),
+    **dict.fromkeys(
+        ("tp", "sp", "pp", "vpp", "schedule", "cp", "ep", "etp", "dp", "zero"), "layout"
+    ),
     **dict.fromkeys(("seq", "micro_batch", "global_batch", "precision", "attention"), "workload"),
-    **dict.fromkeys(("optimizer", "lora_rank", "base_bits", "loss"), "training"),
+    **dict.fromkeys(("optimizer", "recipe", "loss"), "training"),
+    **dict.fromkeys(("lora_rank", "lora_targets", "base_bits", "objective"), "training"),
     **dict.fromkeys(("framework", "device", "policy"), "run"),
 }
-"""What the page asks for, by where it belongs; schedules of chunks need NumPy and are left out."""
+"""What the page asks for, by where it belongs."""
 
 
 def answered(question: str) -> str:
@@ -66,7 +72,10 @@ def choices() -> str:
         "attention": get_args(Attention),
         "precision": get_args(Precision),
         "optimizer": tuple(OPTIMIZERS),
-        "loss": ("full", "chunked", "fused"),
+        "recipe": CHOOSABLE,
+        "loss": get_args(Loss)[1:],
+        "objective": tuple(OBJECTIVES),
+        "schedule": tuple(SCHEDULES),
         "zero": (0, 1, 2, 3),
         "base_bits": (4, 8),
         "policy": ("none", *ALIASES, *MODULES, "full", "full-sharded", "sqrt", "op"),
@@ -153,7 +162,7 @@ def _memory(
     result = memory_run(staged, reserved=True)
     return _told(
         "memory",
-        _command(("memory", name), flags, own=("optimizer", "lora_rank", "base_bits", "loss")),
+        _command(("memory", name), flags, own=tuple(FLAGS)),
         Parts(lambda: memory_sheets(result, units), result.document, {}),
         (lambda: stages_chart(result, units), lambda: step_chart(step_memory(staged), units)),
         width,
@@ -164,27 +173,21 @@ def _memory(
 def _compare(
     name: str, staged: StagedRun, flags: Mapping[str, Any], units: str, width: int
 ) -> dict[str, Any]:
-    """Policies side by side; in time too, but for pipelines, whose schedules need NumPy."""
+    """Policies side by side; in time too, where there is a device."""
     from actcalc.answers.layer_picture import layer_picture
     from actcalc.render.charts.compare import layer_chart, timeline_chart
     from actcalc.render.compare import compare_sheets
 
     staged = staged.naming()
-    run = staged.asked
-    untimed = run.device is not None and run.layout.pp > 1
-    left = ("policy", "device") if untimed else ("policy",)
-    if untimed:
-        staged = staged.changed(device=None)
     result = compare_run(staged)
     names = tuple(figure.policy for figure in result.policies)
     picture = layer_picture(staged, names)
     return _told(
         "compare",
-        _command((name,), {key: value for key, value in flags.items() if key not in left}),
+        _command((name,), {key: value for key, value in flags.items() if key != "policy"}),
         Parts(lambda: compare_sheets(result, units), result.document, {}),
         (lambda: layer_chart(picture, units), lambda: timeline_chart(picture)),
         width,
-        note="Times of pipelines: the command with --device has them." if untimed else "",
     )
 
 

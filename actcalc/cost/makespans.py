@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from actcalc.cost.pipeline import finish_times, first_length, windows
+from actcalc.cost.pipeline import Step, first_length, steps_of, windows
 from actcalc.cost.rounding import ROUNDING
 from actcalc.run.schedule.shape import Shape, shape_of
 from actcalc.specs.schedules import SCHEDULES
@@ -140,7 +140,7 @@ def _by_events(shapes: Mapping[int, Shape], counts: Counts, chunks: Table, which
     some = next(iter(shapes.values()))
     if some.row.phased:
         durations, own = _distinct(some, chunks, which)
-        one, two = (_last(finish_times(some.resized(n), durations, 0.0)) for n in (1, 2))
+        one, two = (_last(_finish_times(some.resized(n), durations)) for n in (1, 2))
         phased: Floats = one[own] + (counts - 1) * (two - one)[own]
         return phased
     open_ = np.arange(len(which))
@@ -166,7 +166,7 @@ def _extended(
     """Times of runs that begin like ``short``, and for which of them it tells them."""
     directions = short.microbatches // short.lane
     durations, own = _distinct(short, chunks, which)
-    finish = finish_times(short, durations, 0.0)
+    finish = _finish_times(short, durations)
     missing = counts // directions - short.lane
     result = _last(finish)[own]
     if not missing.any():
@@ -179,7 +179,7 @@ def _extended(
         here = np.flatnonzero(extra == more)
         longer = short.resized(directions * (short.lane + more))
         again, place = _distinct(longer, chunks, which[here])
-        result[here] = _last(finish_times(longer, again, 0.0))[place]
+        result[here] = _last(_finish_times(longer, again))[place]
     result += np.where(period > 0, missing // np.maximum(period, 1), 0) * shifts[own]
     return result, settled
 
@@ -188,6 +188,37 @@ def _distinct(shape: Shape, chunks: Table, which: Counts) -> tuple[Floats, Count
     """The different durations of some runs, and the place of each run's."""
     different, own, _ = np.unique(which, return_inverse=True, return_counts=True)
     return _stacked(shape, chunks, different), own
+
+
+def _finish_times(shape: Shape, durations: Floats) -> Floats:
+    """Finish times by [stage, chunk, what is complete, micro-batch, run]."""
+    runs = durations.shape[-1]
+    seconds = np.concatenate([durations.reshape(-1, runs), np.zeros((1, runs))])
+    size = shape.pp * shape.chunks * 3 * shape.lane
+    finish = _walked(steps_of(shape), seconds, size)
+    finish = finish.reshape(shape.pp, shape.chunks, 3, shape.lane, -1)
+    whole = finish[:, :, 2] < 0
+    finish[:, :, 2][whole] = finish[:, :, 1][whole]
+    return finish
+
+
+def _walked(steps: Sequence[Step], seconds: Floats, size: int) -> Floats:
+    runs = seconds.shape[-1]
+    ends = np.full((size + 2, runs), -1.0)
+    ends[size:] = 0.0
+    now = np.empty(runs)
+    nothing, origin = len(seconds) - 1, size
+    for need, _, other, _, own, also, duration, more, before in steps:
+        np.maximum(ends[before], ends[need], out=now)
+        if other != origin:
+            np.maximum(now, ends[other], out=now)
+        now += seconds[duration]
+        if more != nothing:
+            now += seconds[more]
+        ends[own] = now
+        if also != origin + 1:
+            ends[also] = now
+    return ends[:size]
 
 
 def _last(finish: Floats) -> Floats:

@@ -6,22 +6,27 @@ thousands of times.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import chain, pairwise
+from math import isfinite
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from actcalc.cost.rounding import ROUNDING, difference
 from actcalc.errors import SpecError
+from actcalc.layers.core.algebra import added
 from actcalc.run.schedule.orders import COLUMN, KINDS, B, F, order_of, orders_of
 from actcalc.run.schedule.shape import Shape, shape_of
 
 Seconds = float | Sequence[float] | Sequence[Sequence[float]]
 """One duration for all, one per stage, or one per stage and chunk."""
 
-_Floats = NDArray[np.float64]
+Durations = Sequence[float]
+"""Seconds of each kind of work, by stage and chunk, one after the other."""
+
+Finish = Sequence[Sequence[float]]
+"""Finish times of each micro-batch, by stage, chunk and what an action completes (a forward, an
+input gradient, a weight gradient), one after the other."""
 
 
 class Makespan(NamedTuple):
@@ -72,16 +77,24 @@ def makespan(
     shape = shape_of(schedule, pp, microbatches, vpp, group)
     durations = _durations(shape, forward_seconds, backward_seconds, weight_seconds, p2p_seconds)
     total = _total_seconds(shape, durations, p2p_seconds)
-    busy = tuple(float(shape.lane * (row[:, F] + row[:, B]).sum()) for row in durations)
+    busy = tuple(_busy(shape, durations))
     if total <= 0.0:
         raise SpecError("a step in which nothing takes time", "give durations above 0 seconds")
     return Makespan(total, max(0.0, difference(1.0, sum(busy) / (pp * total))), busy)
 
 
+def _busy(shape: Shape, durations: Durations) -> Iterator[float]:
+    """Seconds of each stage's actions."""
+    each = shape.chunks * len(KINDS)
+    for start in range(0, len(durations), each):
+        own = durations[start : start + each]
+        pairs = zip(own[F :: len(KINDS)], own[B :: len(KINDS)], strict=True)
+        yield shape.lane * added(forward + backward for forward, backward in pairs)
+
+
 def _durations(
     shape: Shape, forward: Seconds, backward: Seconds, weight: Seconds, p2p: float
-) -> _Floats:
-    """Seconds by [stage, chunk, kind]."""
+) -> Durations:
     tables = []
     for name, value in (("forward", forward), ("backward", backward), ("weight", weight)):
         rows: Sequence[Sequence[float]]
@@ -89,21 +102,22 @@ def _durations(
             rows = [[value] * shape.chunks] * shape.pp
         else:
             rows = [[row] * shape.chunks if isinstance(row, (int, float)) else row for row in value]
-        tables.append(np.array(shape.table(rows, f"{name}_seconds"), float))
-    whole, part = tables[1], tables[2]
-    bad = not all(np.all(np.isfinite(table)) and np.all(table >= 0) for table in tables)
-    if bad or not (np.isfinite(p2p) and p2p >= 0):
+        table = shape.table(rows, f"{name}_seconds")
+        tables.append([float(seconds) for row in table for seconds in row])
+    if not all(isfinite(seconds) and seconds >= 0 for seconds in chain(*tables, [p2p])):
         raise SpecError("a duration that is negative or not finite", "give seconds of 0 or more")
-    if np.any(part > whole):
-        raise SpecError(
-            f"weight gradients take {part.max():g} s of a backward of "
-            f"{whole[np.unravel_index(part.argmax(), part.shape)]:g} s",
-            "backward_seconds is the whole backward, weight_seconds a part of it",
-        )
-    return np.stack([tables[0], whole, whole - part, part], axis=-1)
+    found: list[float] = []
+    for ahead, whole, part in zip(*tables, strict=True):
+        if part > whole:
+            raise SpecError(
+                f"weight gradients take {part:g} s of a backward of {whole:g} s",
+                "backward_seconds is the whole backward, weight_seconds a part of it",
+            )
+        found += (ahead, whole, whole - part, part)
+    return found
 
 
-def _total_seconds(shape: Shape, durations: _Floats, p2p: float) -> float:
+def _total_seconds(shape: Shape, durations: Durations, p2p: float) -> float:
     if shape.row.phased:
         # two flow shops of identical jobs, one after the other: linear in their number
         one = _last(finish_times(shape.resized(1), durations, p2p))
@@ -128,11 +142,11 @@ def _total_seconds(shape: Shape, durations: _Floats, p2p: float) -> float:
         limit *= 2
 
 
-def _last(finish: _Floats) -> float:
-    return float(finish.max())
+def _last(finish: Finish) -> float:
+    return max(map(max, finish))
 
 
-def steady(shape: Shape, finish: _Floats) -> tuple[int, float] | None:
+def steady(shape: Shape, finish: Finish) -> tuple[int, float] | None:
     """Microbatches (per direction) and seconds of one steady period of a run, if it has settled.
 
     An action depends on actions at most ``reach`` microbatches older. If all finish times of
@@ -140,12 +154,17 @@ def steady(shape: Shape, finish: _Floats) -> tuple[int, float] | None:
     induction along the dependences so do all later ones, until the cool-down.
     """
     end, reach, periods = windows(shape)
-    tolerance = ROUNDING * float(finish.max())
+    tolerance = ROUNDING * _last(finish)
     for period in periods:
-        shifts = finish[..., end - reach : end] - finish[..., end - reach - period : end - period]
-        shift = float(shifts.max())
-        if shift - float(shifts.min()) <= tolerance:
-            return period, shift
+        low, high = float("inf"), float("-inf")
+        for row in finish:
+            earlier = row[end - reach - period : end - period]
+            shifts = [b - a for a, b in zip(earlier, row[end - reach : end], strict=True)]
+            low, high = min(low, *shifts), max(high, *shifts)
+            if high - low > tolerance:
+                break
+        else:
+            return period, high
     return None
 
 
@@ -153,8 +172,10 @@ def windows(shape: Shape) -> tuple[int, int, range]:
     """Where the window of the last steady microbatches ends, its width, and periods to look for."""
     span, unit = shape.span, shape.unit if shape.row.grouped else 1
     reach = max(
-        int(np.max(np.abs(np.diff(order.microbatch)), initial=unit)) for order in orders_of(shape)
+        max((abs(b - a) for a, b in pairwise(order.microbatch)), default=unit)
+        for order in orders_of(shape)
     )
+    reach = max(reach, unit)
     end = shape.lane - span
     return end, reach, range(unit, end - span - reach + 1, unit)
 
@@ -165,26 +186,22 @@ def first_length(shape: Shape) -> int:
     return directions * (3 * shape.span + max(2 * shape.unit, shape.pp // 2))
 
 
-def finish_times(shape: Shape, durations: _Floats, p2p: float) -> _Floats:
-    """Finish times by [stage, chunk, forward | input gradient | weight gradient, microbatch].
-
-    Durations of many runs of the same schedule, in a last axis, give a last axis of finish times.
-    """
-    pp, chunks, lane = shape.pp, shape.chunks, shape.lane
-    size = pp * chunks * 3 * lane
-    if durations.ndim > 3:
-        ends = _walk_many(_sequence_of(shape), durations, p2p, size)
-        finish = ends[:size].reshape(pp, chunks, 3, lane, -1)
-    else:
-        flat = [*durations.ravel().tolist(), 0.0]
-        finish = np.array(_walk(_sequence_of(shape), flat, p2p, size)[:size])
-        finish = finish.reshape(pp, chunks, 3, lane)
-    whole = finish[:, :, 2] < 0
-    finish[:, :, 2][whole] = finish[:, :, 1][whole]
-    return finish
+def finish_times(shape: Shape, durations: Durations, p2p: float) -> Finish:
+    """When every action of a step ends."""
+    lane = shape.lane
+    size = shape.pp * shape.chunks * 3 * lane
+    ends = _walk(steps_of(shape), [*durations, 0.0], p2p, size)
+    rows = [ends[at : at + lane] for at in range(0, size, lane)]
+    for weights in range(2, len(rows), 3):
+        # whole backwards have both gradients at once
+        rows[weights] = [
+            both if own < 0 else own
+            for own, both in zip(rows[weights], rows[weights - 1], strict=True)
+        ]
+    return rows
 
 
-_Step = tuple[int, float, int, float, int, int, int, int, int]
+Step = tuple[int, float, int, float, int, int, int, int, int]
 """One action of a stage, or a joined pair, which needs and fills two slots.
 
 What it needs and with which delay, the same of the second one; the slots that it fills; its
@@ -194,7 +211,7 @@ messages; durations are indices into a flat table. (A plain tuple: there are a m
 """
 
 
-def _walk(steps: Sequence[_Step], seconds: Sequence[float], p2p: float, size: int) -> list[float]:
+def _walk(steps: Sequence[Step], seconds: Sequence[float], p2p: float, size: int) -> list[float]:
     ends = [-1.0] * size + [0.0, 0.0]
     for need, delay, other, other_delay, own, also, duration, more, before in steps:
         now = ends[before]
@@ -210,49 +227,29 @@ def _walk(steps: Sequence[_Step], seconds: Sequence[float], p2p: float, size: in
     return ends
 
 
-def _walk_many(steps: Sequence[_Step], durations: _Floats, p2p: float, size: int) -> _Floats:
-    runs = durations.shape[-1]
-    seconds = np.concatenate([durations.reshape(-1, runs), np.zeros((1, runs))])
-    ends = np.full((size + 2, runs), -1.0)
-    ends[size:] = 0.0
-    now = np.empty(runs)
-    nothing, origin = len(seconds) - 1, size
-    for need, delay, other, other_delay, own, also, duration, more, before in steps:
-        np.maximum(ends[before], ends[need] + delay * p2p if delay * p2p else ends[need], out=now)
-        if other != origin:
-            np.maximum(now, ends[other] + other_delay * p2p, out=now)
-        now += seconds[duration]
-        if more != nothing:
-            now += seconds[more]
-        ends[own] = now
-        if also != origin + 1:
-            ends[also] = now
-    return ends
-
-
 _KEPT_STEPS = 50_000  # orders of no more actions are kept for the next run of the same schedule
 
 
-def _sequence_of(shape: Shape) -> tuple[_Step, ...]:
+def steps_of(shape: Shape) -> tuple[Step, ...]:
+    """The actions of all stages in an order in which what each needs has come before it."""
     if shape.pp * shape.chunks * shape.lane > _KEPT_STEPS:
         return _sequence(shape)
     return _kept_sequence(shape)
 
 
 @lru_cache(maxsize=64)
-def _kept_sequence(shape: Shape) -> tuple[_Step, ...]:
+def _kept_sequence(shape: Shape) -> tuple[Step, ...]:
     return _sequence(shape)
 
 
-def _sequence(shape: Shape) -> tuple[_Step, ...]:
-    """The actions of all stages in an order in which what each needs has come before it."""
+def _sequence(shape: Shape) -> tuple[Step, ...]:
     size = shape.pp * shape.chunks * 3 * shape.lane
     programs = [_program(shape, stage, size) for stage in range(shape.pp)]
     done = [False] * size + [True, True]
     position = [0] * shape.pp
     waiting: dict[int, int] = {}
     ready = list(range(shape.pp))
-    found: list[_Step] = []
+    found: list[Step] = []
     while ready:
         stage = ready.pop()
         program = programs[stage]
@@ -275,45 +272,42 @@ def _sequence(shape: Shape) -> tuple[_Step, ...]:
     return tuple(found)
 
 
-def _program(shape: Shape, stage: int, size: int) -> list[_Step]:
+def _program(shape: Shape, stage: int, size: int) -> list[Step]:
     """The actions of a stage in order, their slots in a table of ``size``."""
     pp, chunks, lane = shape.pp, shape.chunks, shape.lane
     origin, nowhere, nothing = size, size + 1, pp * chunks * len(KINDS)
-    order = order_of(shape, stage)
-    slot = ((stage * chunks + order.chunk) * 3 + COLUMN[order.kind]) * lane + order.microbatch
-    need = np.full(slot.shape, origin)
-    delay = np.zeros(slot.shape)
     owner = {
         (_lane_of(shape, at, chunk), shape.place(at, chunk)): (at, chunk)
         for at in range(pp)
         for chunk in range(chunks)
     }
-    for chunk in range(chunks):
-        way = _lane_of(shape, stage, chunk)
-        here = shape.place(stage, chunk)
-        for filled, before in ((0, here - 1), (1, here + 1)):
-            source = owner.get((way, before))
-            if source is None:
-                continue
-            chosen = (order.chunk == chunk) & (COLUMN[order.kind] == filled)
-            base = ((source[0] * chunks + source[1]) * 3 + filled) * lane
-            need[chosen] = base + order.microbatch[chosen]
-            delay[chosen] = source[0] != stage
-    duration = (stage * chunks + order.chunk) * len(KINDS) + order.kind
-    joined = order.joined
-    columns = (
-        need,
-        delay,
-        np.where(joined, np.roll(need, -1), origin),
-        np.where(joined, np.roll(delay, -1), 0.0),
-        slot,
-        np.where(joined, np.roll(slot, -1), nowhere),
-        duration,
-        np.where(joined, np.roll(duration, -1), nothing),
-    )
-    kept = ~np.roll(joined, 1)
-    earlier = [origin, *slot[kept][:-1].tolist()]
-    return list(zip(*(column[kept].tolist() for column in columns), earlier, strict=True))
+    # what a forward waits for comes from the place before its own, a backward's from the one after
+    sources = {
+        (chunk, column): owner.get((_lane_of(shape, stage, chunk), shape.place(stage, chunk) + way))
+        for chunk in range(chunks)
+        for column, way in ((0, -1), (1, 1))
+    }
+    rows = []
+    for kind, chunk, microbatch, joined in order_of(shape, stage).rows():
+        column = COLUMN[kind]
+        need, delay = origin, 0.0
+        source = sources.get((chunk, column))
+        if source is not None:
+            at, other = source
+            need, delay = ((at * chunks + other) * 3 + column) * lane + microbatch, at != stage
+        own = ((stage * chunks + chunk) * 3 + column) * lane + microbatch
+        rows.append((need, delay, own, (stage * chunks + chunk) * len(KINDS) + kind, joined))
+    steps, before, at = [], origin, 0
+    while at < len(rows):
+        need, delay, own, duration, joined = rows[at]
+        other, other_delay, also, more = origin, 0.0, nowhere, nothing
+        if joined:
+            at += 1
+            other, other_delay, also, more, _ = rows[at]
+        steps.append((need, delay, other, other_delay, own, also, duration, more, before))
+        before = own
+        at += 1
+    return steps
 
 
 def _lane_of(shape: Shape, stage: int, chunk: int) -> int:

@@ -405,7 +405,7 @@ class StageMemory:
         ]
         works = table.works
         return (
-            max((table.stored(work) for work in works), default=0),
+            max(table.every_stored, default=0),
             max((sum(work.held) for work in works), default=0),
             max(
                 (sum(n * s for n, s in zip(work.held, layers, strict=True)) for work in works),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from actcalc.memory.buffers import Buffer
@@ -120,6 +121,21 @@ class Table:
         """Stored bytes of all micro-batches held while there is this work."""
         return sum(n * chunk.stored for n, chunk in zip(work.held, self.chunks, strict=True))
 
+    @cached_property
+    def every_stored(self) -> tuple[int, ...]:
+        """Stored bytes at each work."""
+        return tuple(self.stored(work) for work in self.works)
+
+    @cached_property
+    def fullest(self) -> dict[tuple[str, int], int]:
+        """Of each kind of work on each chunk, the place of the one that holds most."""
+        found: dict[tuple[str, int], int] = {}
+        for at, work in enumerate(self.works):
+            key = (work.kind, work.chunk)
+            if self.every_stored[at] > self.every_stored[found.setdefault(key, at)]:
+                found[key] = at
+        return found
+
     @property
     def optimizer_step(self) -> Row:
         """The highest moment of the optimizer's step."""
@@ -144,7 +160,9 @@ class Table:
 
     def peak(self) -> Row:
         """The highest row, the first of equals."""
-        rows = [self._highest(work) for work in self.works]
+        # of equal work with other micro-batches held, the one that holds most is the highest
+        found = sorted(self.fullest.values())
+        rows = [self._highest(self.works[at]) for at in found]
         return max([*rows, self.optimizer_step], key=lambda row: row.total)
 
     def figures(self) -> Iterator[MomentFigure]:
@@ -152,17 +170,12 @@ class Table:
 
         Of equal work with other micro-batches held the one that holds most is listed.
         """
-        fullest: dict[tuple[str, int], Work] = {}
-        for work in self.works:
-            key = (work.kind, work.chunk)
-            if key not in fullest or self.stored(work) > self.stored(fullest[key]):
-                fullest[key] = work
         steps: tuple[Literal["first", "later"], ...] = ("first", "later")
         for step in steps:
             gone = self.made_at_first if step == "first" else 0
             rows = [self._row("between steps", gradients=self.kept if step == "later" else 0)]
-            for work in fullest.values():
-                rows += self.moments_of(work)
+            for at in self.fullest.values():
+                rows += self.moments_of(self.works[at])
             for row in rows:
                 yield MomentFigure.of(step, row._replace(optimizer=row.optimizer - gone))
             yield MomentFigure.of(step, self.optimizer_step)

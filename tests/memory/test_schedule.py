@@ -250,10 +250,10 @@ def test_a_longer_step_is_the_shorter_one_with_a_piece_of_the_middle_repeated(na
         first, second = (
             list(
                 zip(
-                    order.kind.tolist(),
-                    order.chunk.tolist(),
-                    order.joined.tolist(),
-                    order.microbatch.tolist(),
+                    order.kind,
+                    order.chunk,
+                    order.joined,
+                    order.microbatch,
                     strict=True,
                 )
             )
@@ -298,7 +298,7 @@ def test_extrapolated_time_equals_the_whole_run(name, pp, vpp, group, heavy, del
     for count in (60 * pp * (group or 1), 60 * pp * (group or 1) + 2 * (group or pp)):
         shape = shape_of(name, pp, count, vpp, group)
         durations = pipeline._durations(shape, forward, backward, weight, delay)
-        whole = pipeline.finish_times(shape, durations, delay).max()
+        whole = max(map(max, pipeline.finish_times(shape, durations, delay)))
         result = makespan(
             name,
             pp,

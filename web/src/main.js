@@ -5,10 +5,15 @@ const answers = document.getElementById("answers");
 const copying = document.getElementById("copy");
 const worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
 const charts = import("./charts.js");
-const NUMBERS = ["seq", "micro_batch", "global_batch", "tp", "pp", "cp", "ep", "dp", "zero", "lora_rank", "base_bits"];
+const NUMBERS = [
+  "layers", "seq", "micro_batch", "global_batch", "tp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero", "lora_rank", "base_bits",
+];
 
 let config = null; // text of a config.json that was dropped
-let asked = 0;
+let asked = 0; // number of the newest question
+let question = ""; // the newest question
+let open = []; // its answers that were not asked for yet
+let computing = false;
 let shown = null; // the last answer, for copying
 let drawing = 0;
 
@@ -50,24 +55,32 @@ function recall() {
 }
 
 function ask() {
+  clearTimeout(waiting);
   remember();
   document.body.classList.add("busy");
   const narrow = answers.clientWidth < 700;
-  worker.postMessage({
-    id: ++asked,
-    question: JSON.stringify({
-      model: form.elements.model.value.trim(),
-      config,
-      flags: state(),
-      width: narrow ? Math.max(300, answers.clientWidth) : 720,
-    }),
+  question = JSON.stringify({
+    model: form.elements.model.value.trim(),
+    config,
+    flags: state(),
+    width: narrow ? Math.max(300, answers.clientWidth) : 720,
   });
+  asked += 1;
+  open = ["memory", "compare"];
+  next();
+}
+
+// One answer at a time, of the newest question: what was typed meanwhile is never queued.
+function next() {
+  if (computing || open.length === 0) return;
+  computing = true;
+  worker.postMessage({ id: asked, of: open.shift(), question });
 }
 
 let waiting = 0;
 function soon() {
   clearTimeout(waiting);
-  waiting = setTimeout(ask, 120);
+  waiting = setTimeout(ask, 60);
 }
 
 function table(sheet) {
@@ -181,7 +194,11 @@ addEventListener("drop", (event) => {
   take(event.dataTransfer.files[0]);
 });
 
-form.addEventListener("input", ({ target }) => target.id !== "file" && soon());
+form.addEventListener("input", ({ target }) => {
+  if (target.id === "file") return;
+  if (target.tagName === "SELECT" || target.type === "checkbox") ask();
+  else soon();
+});
 form.addEventListener("submit", (event) => event.preventDefault());
 addEventListener("hashchange", () => {
   form.reset();
@@ -210,10 +227,20 @@ worker.onmessage = ({ data }) => {
   } else if (data.kind === "failed") {
     status_.className = "bad";
     status_.textContent = `Python did not start: ${data.text}`;
-  } else if (data.id === asked) {
-    if (data.of === "compare" || data.answer.error) document.body.classList.remove("busy");
-    show(data.of, data.answer);
-    if (data.of === "compare" || data.answer.error) document.body.dataset.answered = String(data.id);
-    else document.body.dataset.first = String(data.id);
+  } else {
+    computing = false;
+    if (data.id === asked) took(data);
+    next();
   }
 };
+
+function took({ id, of, answer, spent }) {
+  const last = of === "compare" || answer.error;
+  if (answer.error) open = [];
+  show(of, answer);
+  document.body.dataset.spent = `${of === "memory" ? "" : document.body.dataset.spent + " + "}${spent.toFixed(2)}`;
+  if (last) {
+    document.body.classList.remove("busy");
+    document.body.dataset.answered = String(id);
+  } else document.body.dataset.first = String(id);
+}

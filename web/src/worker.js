@@ -2,18 +2,21 @@
 import { loadPyodide } from "./pyodide/pyodide.mjs";
 
 let calculator;
-let newest = 0;
+
+async function bytes(name) {
+  return (await fetch(name)).arrayBuffer();
+}
 
 async function start() {
-  const [python, wheel] = await Promise.all([
+  const [python, wheel, compiled] = await Promise.all([
     loadPyodide({ indexURL: new URL("./pyodide/", import.meta.url).href }),
     fetch("wheel.json")
       .then((answer) => answer.json())
-      .then(({ wheel }) => fetch(wheel))
-      .then((answer) => answer.arrayBuffer()),
+      .then(({ wheel }) => bytes(wheel)),
+    bytes("compiled.zip"),
   ]);
   python.FS.mkdirTree("/actcalc");
-  python.unpackArchive(wheel, "zip", { extractDir: "/actcalc" });
+  for (const archive of [wheel, compiled]) python.unpackArchive(archive, "zip", { extractDir: "/actcalc" });
   python.runPython("import os, sys; sys.path.insert(0, '/actcalc'); os.chdir('/tmp')");
   calculator = python.pyimport("actcalc.cli.calculator");
   postMessage({ kind: "ready", choices: JSON.parse(calculator.choices()) });
@@ -21,15 +24,10 @@ async function start() {
 
 const started = start().catch((error) => postMessage({ kind: "failed", text: String(error) }));
 
-onmessage = async ({ data }) => {
+onmessage = async ({ data: { id, of, question } }) => {
   await started;
   if (!calculator) return;
-  newest = Math.max(newest, data.id);
-  if (data.id < newest) return;
-  const question = JSON.parse(data.question);
-  for (const of of ["memory", "compare"]) {
-    const answer = JSON.parse(calculator.answered(JSON.stringify({ ...question, of })));
-    postMessage({ kind: "answer", id: data.id, of, answer });
-    if (answer.error) return;
-  }
+  const began = performance.now();
+  const answer = JSON.parse(calculator.answered(JSON.stringify({ ...JSON.parse(question), of })));
+  postMessage({ kind: "answer", id, of, answer, spent: (performance.now() - began) / 1000 });
 };

@@ -6,9 +6,6 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from actcalc.errors import SpecError
 from actcalc.run.schedule.orders import (
     COLUMN,
@@ -16,7 +13,6 @@ from actcalc.run.schedule.orders import (
     B,
     F,
     I,
-    Ints,
     Kind,
     Order,
     W,
@@ -84,16 +80,14 @@ def in_flight_by_chunk(
     stash = shape.table(stash_bytes if stash_bytes is not None else ones, "bytes")
     result = []
     for stage, order in enumerate(orders_of(_memory_shape(shape))):
-        size = np.array(activation[stage])[order.chunk]
-        kept = np.array(stash[stage])[order.chunk]
-        after = np.select(
-            [order.kind == F, order.kind == B, order.kind == I],
-            [size, -size, kept - size],
-            -kept,
-        )
-        total = np.cumsum(after)
-        running = np.where(order.kind == F, total, total - after)
-        result.append(_held(order, shape.chunks, int(np.argmax(running))))
+        most, at, total = -1.0, 0, 0.0
+        for index, (kind, chunk, *_) in enumerate(order.rows()):
+            size, kept = activation[stage][chunk], stash[stage][chunk]
+            total += size if kind == F else 0
+            if total > most:
+                most, at = total, index
+            total += {F: 0, B: -size, I: kept - size, W: -kept}[kind]
+        result.append(_held(order, shape.chunks, at))
     return tuple(result)
 
 
@@ -141,24 +135,14 @@ def sequence(
         raise SpecError(f"no stage {stage} in a pipeline of {pp}", "stages count from 0")
     shorter = _memory_shape(shape)
     order = order_of(shorter, stage)
-    columns = np.arange(shape.chunks)
-    own = order.chunk[:, None] == columns
-    kind = order.kind[:, None]
-    activation_step = own * ((kind == F).astype(np.int64) - (COLUMN[kind] == 1))
-    stash_step = own * ((kind == I).astype(np.int64) - (kind == W))
-    forward = own & (kind == F)
-    activation = np.cumsum(activation_step, axis=0) - np.where(forward, 0, activation_step)
-    stash = np.cumsum(stash_step, axis=0) - stash_step
-    rows = np.concatenate([kind, order.chunk[:, None], activation, stash], axis=1).tolist()
-    found = tuple(
-        Moment(
-            KINDS[row[0]],
-            row[1],
-            Held(tuple(row[2 : 2 + shape.chunks]), tuple(row[2 + shape.chunks :])),
-        )
-        for row in rows
-    )
-    return Worked(found, shorter.microbatches)
+    activations, stashes = [0] * shape.chunks, [0] * shape.chunks
+    found = []
+    for kind, chunk, *_ in order.rows():
+        activations[chunk] += kind == F
+        found.append(Moment(KINDS[kind], chunk, Held(tuple(activations), tuple(stashes))))
+        activations[chunk] -= COLUMN[kind] == 1
+        stashes[chunk] += (kind == I) - (kind == W)
+    return Worked(tuple(found), shorter.microbatches)
 
 
 def steady_length(
@@ -190,17 +174,17 @@ def fullest(
     """
     shape = shape_of(schedule, pp, microbatches, vpp, group)
     order = order_of(_memory_shape(shape), stage)
-    kinds = np.array(alike)[order.chunk]
-    ended = np.isin(order.kind, (B, W))
-    step = (kinds[:, None] == np.arange(max(alike) + 1)) * (
-        (order.kind == F).astype(np.int64) - ended
-    )[:, None]
-    held = np.cumsum(step, axis=0) - np.minimum(step, 0)
-    # a forward's own micro-batch is there while it runs; so is what a backward is about to end
-    every = np.concatenate([order.kind[:, None], kinds[:, None], held], axis=1)
+    held = [0] * (max(alike) + 1)
+    every = set()
+    for kind, chunk, *_ in order.rows():
+        # a forward's own micro-batch is there while it runs; so is what a backward is about to end
+        own = alike[chunk]
+        held[own] += kind == F
+        every.add((kind, own, tuple(held)))
+        held[own] -= kind in (B, W)
     found: dict[tuple[int, int], list[tuple[int, ...]]] = {}
-    for kind, own, *counts in _distinct(every).tolist():
-        found.setdefault((kind, own), []).append(tuple(counts))
+    for kind, own, counts in sorted(every):
+        found.setdefault((kind, own), []).append(counts)
     return tuple(
         Moment(KINDS[kind], own, Held(counts, ()))
         for (kind, own), every_count in found.items()
@@ -224,15 +208,6 @@ def _undominated(rows: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
             yield row
 
 
-def _distinct(rows: Ints) -> Ints:
-    """Each different row once; rows of small counts are told apart as one number each."""
-    radix = int(rows.max()) + 1
-    if radix ** rows.shape[1] >= 2**62:
-        return np.unique(rows, axis=0)
-    number = rows @ (radix ** np.arange(rows.shape[1]))
-    return rows[np.unique(number, return_index=True)[1]]
-
-
 def _memory_shape(shape: Shape) -> Shape:
     """A run long enough for warm-up, every steady moment and cool-down, and no longer."""
     directions = shape.microbatches // shape.lane
@@ -242,10 +217,11 @@ def _memory_shape(shape: Shape) -> Shape:
 def _held(order: Order, chunks: int, index: int) -> Held:
     """What is held while action ``index`` runs."""
 
-    def count(mask: NDArray[np.bool_], end: int) -> Ints:
-        return np.bincount(order.chunk[:end][mask[:end]], minlength=chunks)
-
-    done = COLUMN[order.kind] == 1
-    activations = count(order.kind == F, index + 1) - count(done, index)
-    stashes = count(order.kind == I, index) - count(order.kind == W, index)
-    return Held(tuple(activations.tolist()), tuple(stashes.tolist()))
+    activations, stashes = [0] * chunks, [0] * chunks
+    for at, (kind, chunk, *_) in enumerate(order.rows()):
+        if at >= index:
+            activations[chunk] += kind == F
+            break
+        activations[chunk] += (kind == F) - (COLUMN[kind] == 1)
+        stashes[chunk] += (kind == I) - (kind == W)
+    return Held(tuple(activations), tuple(stashes))

@@ -6,13 +6,11 @@ each action of a stage; micro-batches follow from counting them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from actcalc.errors import SpecError
 from actcalc.run.schedule.shape import Shape, shape_of
@@ -20,12 +18,10 @@ from actcalc.run.schedule.shape import Shape, shape_of
 Kind = Literal["F", "B", "I", "W"]
 """Forward; whole backward; input gradient alone; weight gradient alone."""
 
-Ints = NDArray[np.int64]
-
 F, B, I, W = range(4)  # noqa: E741
 KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
 # what an action completes: forward, input gradient (also by a whole backward), weight gradient
-COLUMN = np.array([0, 1, 1, 2])
+COLUMN = (0, 1, 1, 2)
 _JOINED = 4  # flag of a forward that runs together with the backward after it
 _CHUNK = 8  # a symbol is chunk * _CHUNK + flag + kind
 _MOST_FORWARDS = 10**6  # on one stage in one step; far above any real step, and still in memory
@@ -47,12 +43,16 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """The actions of one stage as parallel arrays; microbatches are counted per direction."""
+    """The actions of one stage as columns; microbatches are counted per direction."""
 
-    kind: Ints
-    chunk: Ints
-    microbatch: Ints
-    joined: NDArray[np.bool_]
+    kind: tuple[int, ...]
+    chunk: tuple[int, ...]
+    microbatch: tuple[int, ...]
+    joined: tuple[bool, ...]
+
+    def rows(self) -> Iterable[tuple[int, int, int, bool]]:
+        """The actions in order: kind, chunk, microbatch, joined."""
+        return zip(self.kind, self.chunk, self.microbatch, self.joined, strict=True)
 
 
 def actions(
@@ -66,20 +66,12 @@ def actions(
     """
     shape = shape_of(schedule, pp, microbatches, vpp, group)
     result = []
+    second = shape.lane if shape.row.directions == 2 else 0
     for order in orders_of(shape):
-        microbatch = order.microbatch
-        if shape.row.directions == 2:
-            microbatch = microbatch + order.chunk * shape.lane
         result.append(
             tuple(
-                Action(KINDS[kind], index, chunk, joined)
-                for kind, index, chunk, joined in zip(
-                    order.kind.tolist(),
-                    microbatch.tolist(),
-                    order.chunk.tolist(),
-                    order.joined.tolist(),
-                    strict=True,
-                )
+                Action(KINDS[kind], microbatch + chunk * second, chunk, joined)
+                for kind, chunk, microbatch, joined in order.rows()
             )
         )
     return tuple(result)
@@ -99,50 +91,42 @@ def order_of(shape: Shape, stage: int) -> Order:
             f"{shape.schedule} schedule",
             "use a smaller global batch or a larger microbatch",
         )
-    symbols = BUILDERS[shape.schedule](shape, stage)
-    kind = symbols % _JOINED
-    joined = symbols // _JOINED % 2 == 1
-    chunk = symbols // _CHUNK
-    microbatch = _rank(chunk * 3 + COLUMN[kind])
-    # weight gradients follow their own input gradients in order
-    for index in range(shape.chunks) if shape.row.splits_backward else ():
-        here = chunk == index
-        microbatch[here & (kind == W)] = microbatch[here & (kind == I)]
-    real = microbatch < shape.lane
-    if not real.all():
-        kind, chunk, microbatch, joined = kind[real], chunk[real], microbatch[real], joined[real]
-    return Order(kind, chunk, microbatch, joined)
-
-
-def _rank(key: Ints) -> Ints:
-    """For each entry, how many equal entries stand before it."""
-    sequence = np.argsort(key.astype(np.min_scalar_type(int(key.max()))), kind="stable")
-    counts = np.bincount(key)
-    starts = np.repeat(np.cumsum(counts) - counts, counts)
-    rank = np.empty_like(key)
-    rank[sequence] = np.arange(len(key)) - starts
-    return rank
+    count: Counter[tuple[int, int]] = Counter()
+    split: dict[int, deque[int]] = {chunk: deque() for chunk in range(shape.chunks)}
+    rows = []
+    for symbol in BUILDERS[shape.schedule](shape, stage):
+        kind, chunk = symbol % _JOINED, symbol // _CHUNK
+        if kind == W:  # weight gradients follow their own input gradients in order
+            microbatch = split[chunk].popleft()
+        else:
+            microbatch = count[chunk, COLUMN[kind]]
+            count[chunk, COLUMN[kind]] += 1
+            if kind == I:
+                split[chunk].append(microbatch)
+        if microbatch < shape.lane:
+            rows.append((kind, chunk, microbatch, symbol // _JOINED % 2 == 1))
+    return Order(*zip(*rows, strict=True))
 
 
 def _symbol(kind: int, chunk: int = 0, joined: bool = False) -> int:
     return chunk * _CHUNK + joined * _JOINED + kind
 
 
-def _phases(*phases: tuple[Sequence[int], int]) -> Ints:
+def _phases(*phases: tuple[Sequence[int], int]) -> list[int]:
     """Each pattern repeated its number of times, one after another."""
-    return np.concatenate([np.tile(np.array(row, np.int64), times) for row, times in phases])
+    return [symbol for pattern, times in phases for symbol in [*pattern] * times]
 
 
-def _gpipe(shape: Shape, stage: int) -> Ints:
+def _gpipe(shape: Shape, stage: int) -> list[int]:
     return _phases(([F], shape.lane), ([B], shape.lane))
 
 
-def _one_f_one_b(shape: Shape, stage: int) -> Ints:
+def _one_f_one_b(shape: Shape, stage: int) -> list[int]:
     warm = min(shape.pp - stage - 1, shape.lane)
     return _phases(([F], warm), ([F, B], shape.lane - warm), ([B], warm))
 
 
-def _zb_h1(shape: Shape, stage: int) -> Ints:
+def _zb_h1(shape: Shape, stage: int) -> list[int]:
     count = shape.lane
     warm = min(shape.pp - stage - 1, count)
     lag = min(stage, count)
@@ -158,20 +142,20 @@ def _zb_h1(shape: Shape, stage: int) -> Ints:
     )
 
 
-def _interleaved(shape: Shape, stage: int) -> Ints:
+def _interleaved(shape: Shape, stage: int) -> list[int]:
     count, chunks, group = shape.lane, shape.chunks, shape.group
     whole, rest = divmod(count, group)
-    table = np.tile(np.repeat(np.arange(chunks), group), whole)
-    table = np.concatenate([table, np.repeat(np.arange(chunks), rest)])
-    forward = table * _CHUNK + F
-    backward = (chunks - 1 - table) * _CHUNK + B
+    table = [chunk for chunk in range(chunks) for _ in range(group)] * whole
+    table += [chunk for chunk in range(chunks) for _ in range(rest)]
+    forward = [_symbol(F, chunk) for chunk in table]
+    backward = [_symbol(B, chunks - 1 - chunk) for chunk in table]
     warm = min(2 * (shape.pp - stage - 1) + (chunks - 1) * group, count * chunks)
     steady = count * chunks - warm
-    pairs = np.stack([forward[warm:], backward[:steady]], axis=1).reshape(-1)
-    return np.concatenate([forward[:warm], pairs, backward[steady:]])
+    pairs = zip(forward[warm:], backward[:steady], strict=True)
+    return [*forward[:warm], *(symbol for pair in pairs for symbol in pair), *backward[steady:]]
 
 
-def _interleaved_zb(shape: Shape, stage: int) -> Ints:
+def _interleaved_zb(shape: Shape, stage: int) -> list[int]:
     """Interleaved with weight gradients that lag by the rank of the stage.
 
     torch.distributed.pipelining schedules.py ScheduleInterleavedZeroBubble, _get_1f1b_rank_ops: one
@@ -179,19 +163,19 @@ def _interleaved_zb(shape: Shape, stage: int) -> Ints:
     two; a weight gradient follows every input gradient from the lag on.
     """
     whole = _interleaved(shape, shape.pp - 1)
-    forward, inputs = whole[whole % _JOINED == F], whole[whole % _JOINED == B] + (I - B)
-    total, weights = len(forward), inputs + (W - I)
+    forward = [symbol for symbol in whole if symbol % _JOINED == F]
+    inputs = [symbol + I - B for symbol in whole if symbol % _JOINED == B]
+    total, weights = len(forward), [symbol + W - I for symbol in inputs]
     warm = min(shape.pp - stage - 1 + (shape.chunks - 1) * shape.group, total)
-    parts = [forward[:warm]]
+    found = forward[:warm]
     for at in range(total):
-        parts.append(forward[warm + at : warm + at + 1])
-        parts.append(inputs[at : at + 1])
-        parts.append(weights[at - stage : at - stage + 1] if at >= stage else weights[:0])
-    parts.append(weights[max(0, total - stage) :])
-    return np.concatenate(parts)
+        found += forward[warm + at : warm + at + 1]
+        found += inputs[at : at + 1]
+        found += weights[at - stage : at - stage + 1] if at >= stage else []
+    return found + weights[max(0, total - stage) :]
 
 
-def _zb_v(shape: Shape, stage: int) -> Ints:
+def _zb_v(shape: Shape, stage: int) -> list[int]:
     p, r = shape.pp, stage
     # shorter steps run the order of 2p - 1 microbatches with the missing ones left out
     count = max(shape.lane, 2 * p - 1)
@@ -210,16 +194,16 @@ def _zb_v(shape: Shape, stage: int) -> Ints:
     )
 
 
-def _dualpipe(shape: Shape, stage: int) -> Ints:
+def _dualpipe(shape: Shape, stage: int) -> list[int]:
     half = min(stage, shape.pp - 1 - stage)
     return _dual(shape.pp // 2, half, shape.lane, swapped=stage >= shape.pp // 2)
 
 
-def _dualpipe_v(shape: Shape, stage: int) -> Ints:
+def _dualpipe_v(shape: Shape, stage: int) -> list[int]:
     return _dual(shape.pp, stage, shape.lane, swapped=False)
 
 
-def _dual(ranks: int, rank: int, count: int, swapped: bool) -> Ints:
+def _dual(ranks: int, rank: int, count: int, swapped: bool) -> list[int]:
     """The eight steps of DualPipe on the ``rank``-th of ``ranks`` stages from the near end.
 
     Chunk ``near`` serves the microbatches that enter at the near end, ``far`` the others (in the
@@ -251,12 +235,11 @@ def _dual(ranks: int, rank: int, count: int, swapped: bool) -> Ints:
         ([W], rank + 1),
     )
     # weight gradients leave a queue in the order in which their input gradients entered it
-    kind = symbols % _JOINED
-    symbols[kind == W] += symbols[kind == I] // _CHUNK * _CHUNK
-    return symbols
+    queued = iter([symbol // _CHUNK for symbol in symbols if symbol % _JOINED == I])
+    return [_symbol(W, next(queued)) if symbol % _JOINED == W else symbol for symbol in symbols]
 
 
-BUILDERS: Mapping[str, Callable[[Shape, int], Ints]] = {
+BUILDERS: Mapping[str, Callable[[Shape, int], list[int]]] = {
     "1f1b": _one_f_one_b,
     "interleaved": _interleaved,
     "interleaved-zb": _interleaved_zb,
