@@ -47,6 +47,10 @@ def piped() -> Run:
     )
 
 
+_SOURCES = {"bridge-rc": "Megatron-Bridge", "lomo": "LOMO's paper"}
+"""Sources of published peaks whose short names say little."""
+
+
 def memory_pairs() -> Iterator[Pair]:
     """Published peaks above a gigabyte that an allocator counted."""
     for case in ci_cases():
@@ -56,6 +60,7 @@ def memory_pairs() -> Iterator[Pair]:
         words = case.metric.split(",")[0].split(" ")[0]
         if not case.left_out and words in ("allocated", "active", "activations"):
             group = case.name.split("/")[0]
+            group = _SOURCES.get(group, group)
             yield Pair(case.name, group, case.measured / 1e9, case.predicted / 1e9)
 
 

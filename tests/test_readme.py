@@ -152,7 +152,11 @@ def test_the_site_builds(tmp_path):
 # --- the table of accuracy -----------------------------------------------------------------------
 
 
-PEERS = {"llm-analysis": "llm-analysis 0.2.2", "calc_transformer_mem": "calc_transformer_mem"}
+PEERS = {
+    "llm-analysis": "llm-analysis 0.2.2",
+    "calc_transformer_mem": "calc_transformer_mem",
+    "calculon": "calculon",
+}
 """Other estimators' names in ``peers_memory.json``, and in the table."""
 
 

@@ -218,6 +218,16 @@ def test_numbers_in_the_browser_are_the_command_lines(site, cli, tmp_path, monke
         assert bad == []
 
 
+def violations(page: Any) -> list[str]:
+    """What axe-core finds that keeps people out; nothing where it is not installed."""
+    library = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
+    if not library.is_file():
+        return []
+    page.evaluate(library.read_text(encoding="utf-8"))
+    found = page.evaluate("axe.run(document)")["violations"]
+    return [f"{one['id']}: {[node['target'] for node in one['nodes']]}" for one in found]
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
 def test_the_page_is_used(site, width, scheme):
     """A link is opened, a field is changed by keyboard, a file is dropped, an error is read."""
@@ -232,6 +242,7 @@ def test_the_page_is_used(site, width, scheme):
         assert page.input_value("[name=device]") == "h100-80gb"
         assert page.inner_text("#status") == "With the policy chosen, it fits."
         assert page.locator("figure svg").count() == 4
+        assert violations(page) == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         page.focus("[name=seq]")
         page.keyboard.type("65536")

@@ -226,8 +226,7 @@ def _sheet(sheet: Sheet) -> dict[str, Any]:
         "below": sheet.below,
         "notes": sheet.notes,
         "columns": [
-            {"title": " ".join(column.title.replace("-\n", "-").split()), "align": column.align}
-            for column in sheet.shown_columns
+            {"title": column.words, "align": column.align} for column in sheet.shown_columns
         ],
         "rows": [{"cells": sheet.shown(row), "style": row.style} for row in sheet.rows],
     }

@@ -115,8 +115,7 @@ def table(sheet: Sheet) -> str:
     """The sheet's table; the first column heads its rows where it holds names."""
     columns = sheet.shown_columns
     head = "".join(
-        f'<th scope="col"{_side(column.align)}>{text(_one_line(column.title))}</th>'
-        for column in columns
+        f'<th scope="col"{_side(column.align)}>{text(column.words)}</th>' for column in columns
     )
     rows = []
     for row in sheet.rows:
@@ -133,11 +132,6 @@ def table(sheet: Sheet) -> str:
         f'<div class="wide-table" role="region" aria-label="{name}" tabindex="0">\n<table>\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{''.join(rows)}</tbody>\n</table>\n</div>\n"
     )
-
-
-def _one_line(title: str) -> str:
-    """A column's title without the breaks that a narrow terminal needs."""
-    return " ".join(title.replace("-\n", "-").split())
 
 
 def _side(align: str, *, wrap: bool = False) -> str:

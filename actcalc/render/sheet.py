@@ -9,6 +9,11 @@ from typing import Any, Literal
 from actcalc.errors import visible
 from actcalc.render.units import amount, digits, flops_scale, percent, scale, seconds_scale
 
+_SPELLED = {
+    "grads": "gradients", "optim": "optimizer", "activ": "activations", "trans": "transient",
+    "fwd": "forward", "bwd": "backward",
+}  # fmt: skip
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Column:
@@ -31,6 +36,12 @@ class Column:
     rank: int = 0
     style: Callable[[Any], str] | None = None
     get: Callable[[Any], Any] | None = None
+
+    @property
+    def words(self) -> str:
+        """The title in one line, for pages: what a terminal has no room for is spelled out."""
+        words = self.title.replace("-\n", "-").split()
+        return " ".join(_SPELLED.get(word, word) for word in words)
 
     def of(self, thing: Any) -> Any:
         """The raw value that a thing has in this column."""

@@ -206,6 +206,9 @@ addEventListener("hashchange", () => {
   ask();
 });
 
+// Charts are drawn for a telephone or for a page: where one becomes the other, they are drawn anew.
+matchMedia("(max-width: 730px)").addEventListener("change", ask);
+
 function offer(choices) {
   const list = (id, options) => document.getElementById(id).replaceChildren(...options);
   list("models", choices.models.map((name) => element("option", undefined, { value: name })));

@@ -7,8 +7,11 @@ from typing import Any
 from actcalc.answers.layer_picture import LayerPicture, Part, PolicyPicture
 from actcalc.render.charts.chart import (
     BLUE,
+    GREEN,
     GREY,
     ORANGE,
+    PINK,
+    SKY,
     Chart,
     category,
     quantity,
@@ -29,9 +32,11 @@ def layer_chart(picture: LayerPicture, units: str) -> Chart:
         for part in one.parts:
             rows.append(_part_row(one, part, at, units))
             at += part.units
-        labels += _labels(one, widest)
+        inner = _labels(one, widest)
+        labels += inner
         of = " a segment" if one.segmented else ""
-        ends.append({"policy": one.policy, "at": at, "text": size(whole, units) + of})
+        number = "" if inner else f"{_number(at)}: "  # of a bar that has no room for it
+        ends.append({"policy": one.policy, "at": at, "text": number + size(whole, units) + of})
     names = list(dict.fromkeys(row["part"] for row in rows))
     name = {"y": category("policy", axis={"domain": False, "ticks": False})}
     axis = f"kept by one layer, in units of {picture.unit} = {size(picture.unit_bytes, units)}"
@@ -69,8 +74,13 @@ def _room(widest: float) -> dict[str, Any]:
     return {"domain": [0, widest * 1.22], "nice": False}
 
 
+_COLOURS = {"layer input": BLUE, "attention": GREEN, "norm": SKY, "ffn": PINK}
+"""Of the modules that most layers have, so that they look alike whichever model is drawn."""
+
+
 def _own(names: list[str]) -> dict[str, str]:
-    return {name: ORANGE for name in names if name.endswith("s × s")}
+    own = {name: ORANGE for name in names if name.endswith("s × s")}
+    return own | {name: colour for name, colour in _COLOURS.items() if name in names}
 
 
 def _part_row(one: PolicyPicture, part: Part, at: float, units: str) -> dict[str, Any]:
@@ -92,10 +102,13 @@ def _labels(one: PolicyPicture, widest: float) -> list[dict[str, Any]]:
     for quadratic in (False, True):
         length = sum(part.units for part in one.parts if part.quadratic is quadratic)
         if length > _LABELLED * widest:
-            text = digits(length).removesuffix(".0").removesuffix(".00")
-            found.append({"policy": one.policy, "at": at + length / 2, "text": text})
+            found.append({"policy": one.policy, "at": at + length / 2, "text": _number(length)})
         at += length
     return found
+
+
+def _number(units: float) -> str:
+    return digits(units).removesuffix(".0").removesuffix(".00")
 
 
 def timeline_chart(picture: LayerPicture) -> Chart:

@@ -112,7 +112,8 @@ def _limit_line(result: RunAnswer, divisor: float, units: str) -> list[dict[str,
     return [
         {"data": data, "mark": line, "encoding": {"y": y, "description": {"field": "about"}}},
         {"data": data, "mark": words, "encoding": {"y": y, "x": {"value": 0},
-                                                    "text": {"field": "text"}}},
+                                                    "text": {"field": "text"},
+                                                    "description": {"field": "about"}}},
     ]  # fmt: skip
 
 
@@ -222,7 +223,7 @@ def _step_lines(result: StepMemory) -> tuple[str, ...]:
     if result.schedule == "none":
         return (
             f"Policy {result.policy}, one micro-batch; points are the highest moments of forward, "
-            "backward and the optimizer step. Widths are no times.",
+            "backward and the optimizer step. Widths are not times.",
         )
     shown = (
         ""
@@ -232,5 +233,5 @@ def _step_lines(result: StepMemory) -> tuple[str, ...]:
     )
     return (
         f"Policy {result.policy}, schedule {result.schedule}{shown}. A point is the highest moment "
-        "of one pass; widths are no times.",
+        "of one pass; widths are not times.",
     )

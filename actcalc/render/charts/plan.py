@@ -27,7 +27,7 @@ def frontier_chart(result: RunPlan, units: str) -> Chart:
     y = quantity("share", "computed again, % of a forward pass")
     at = {"x": x, "y": y, "description": {"field": "about"}}
     labels = _labels(points, high - low)
-    behind = [label for label in labels if label["memory"] <= low + 0.75 * (high - low)]
+    behind = [label for label in labels if _end(label, high - low) <= domain[1]]
     before = [label for label in labels if label not in behind]  # there is no room behind these
     layers: list[dict[str, Any]] = [
         {
@@ -109,16 +109,20 @@ def _labels(points: list[dict[str, Any]], span: float) -> list[dict[str, Any]]:
     labels: list[dict[str, Any]] = []
     for point in sorted(points, key=lambda point: point["memory"]):
         last = labels[-1] if labels else None
-        if last is not None and abs(point["share"] - last["share"]) < 5:
-            end = last["memory"] + _LETTER * span * (len(last["name"]) + 2)
-            if point["memory"] < end:
-                labels[-1] = {**point, "name": f"{last['name']}, {point['name']}"}
-                continue
-        labels.append(point)
+        level = last is not None and abs(point["share"] - last["share"]) < 5
+        if last is not None and level and point["memory"] < _end(last, span):
+            labels[-1] = {**point, "name": f"{last['name']}, {point['name']}"}
+        else:
+            labels.append(point)
     return labels
 
 
 _LETTER = 0.016  # of the width: what a letter takes
+
+
+def _end(label: dict[str, Any], span: float) -> float:
+    """Where a name that begins behind its point ends."""
+    return float(label["memory"] + _LETTER * span * (len(label["name"]) + 2))
 
 
 def _budget(result: RunPlan, divisor: float, units: str, x: dict[str, Any]) -> list[dict[str, Any]]:
