@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from tests.conftest import posix
+
 CASES = {
     "tp does not divide heads": (["gpt3-175b", "--tp", 7], ["tp 7", "heads 96", "--tp 8"]),
     "sp without tp": (["gpt3-175b", "--sp"], ["tp is 1", "--tp 2"]),
@@ -127,7 +129,7 @@ def check_refusal(outcome, words):
         (["gpt2", "--precision", "amp-bf16"], ["amp-bf16", "transformers"]),
         (["gpt2", "--schedule", "gpipe"], ["gpipe", "--pp"]),
         (["llama-3-8b", "--framework", "transformers", "--tp", 2], ["tp 2", "megatron"]),
-        (["/dev/zero"], ["regular file"]),
+        pytest.param(["/dev/zero"], ["regular file"], marks=posix),
     ],
 )
 def test_more_flags(args, words, cli):
