@@ -141,7 +141,8 @@ class LayerWalk:
         """Bytes of a tensor."""
         return self.known.sizes[name]
 
-    def _value(self, op: Op, backward: bool) -> int:
+    def inside(self, op: Op, backward: bool) -> int:
+        """Bytes of an op's temporaries."""
         key = (op.name, backward)
         if key not in self.known.inside:
             self.known.inside[key] = self._inside(op, backward)
@@ -229,7 +230,7 @@ class LayerWalk:
         yield Instant("", alive.total, alive.names, {}, 0)
         for op, ends in zip(graph.ops, self.known.ends, strict=True):
             alive.add(op.outputs)
-            inside = self._value(op, backward=False)
+            inside = self.inside(op, backward=False)
             yield Instant(op.name, alive.total + inside, alive.names, {}, inside)
             alive.drop(ends - kept)
 
@@ -252,7 +253,7 @@ class LayerWalk:
         trip = _Trip(self)
         alive = Alive(known.own, self.stored - trip.late)
         pending = set(self.restored)
-        beside = self._beside()
+        beside = self.beside()
         savers = dict(known.savers)
         if whole:
             gradient, sizes = beside[0].before, beside[0].before_sizes
@@ -293,7 +294,7 @@ class LayerWalk:
             now = alive.total + own.after + inside
             yield Instant(op.name, now, alive.names, own.after_sizes, inside, own.kept_after)
 
-    def _beside(self) -> Sequence[Beside]:
+    def beside(self) -> Sequence[Beside]:
         """What each op's backward has alive beside tensors, from the last op on."""
         if not self.known.beside:
             gradients, weights = _Gradients(self), _WeightGradients(self)
@@ -302,7 +303,7 @@ class LayerWalk:
                 before, kept = gradients.seen(), weights.kept
                 added = gradients.pass_on(op)
                 own, summing = weights.pass_on(op)
-                inside = self._value(op, backward=True) + added + own
+                inside = self.inside(op, backward=True) + added + own
                 at = gradients.seen()
                 gradients.drop(op.outputs)
                 self.known.beside.append(

@@ -127,7 +127,7 @@ class RunPlanner(RunStages):
         return (None if best is None else best._replace(bound=min(bounds))), without
 
     def _chosen(self, graph: Graph, way: Way) -> Unit:
-        return self.unit(graph, way.payload, way)
+        return self.unit(graph, self.ways.option(graph, way), way)
 
     def _named(
         self, stages: Sequence[Stage], budget: int, cost: int | None, *, proven: bool = True

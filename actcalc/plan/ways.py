@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from actcalc.layers.core.graph import Graph, Op
 from actcalc.layers.model import ModelGraph
 from actcalc.memory.known import Known
+from actcalc.memory.many import Choices, many_working
 from actcalc.memory.parts import Timeline
 from actcalc.memory.stage import read
 from actcalc.memory.working import working
-from actcalc.plan.options import Costs, module_policies, outcome_of, plan_layer, policy_option
+from actcalc.plan.options import Costs, module_policies, plan_layer, policy_option
 from actcalc.policy.outcome import LayerOutcome, layer_outcome
 from actcalc.policy.rules import NONE, Policy, rerun_ops
-from actcalc.solve.frontier import LayerOption, layer_frontier
+from actcalc.solve.frontier import Bools, Ints, LayerFrontier, LayerOption, layer_frontier
 from actcalc.solve.layers import layer_options
 from actcalc.solve.options import Option, OptionSet
-from actcalc.solve.problem import PlanLayer
+from actcalc.solve.problem import LIMIT, PlanLayer
 from actcalc.solve.stage import Way, Ways
 
 
@@ -30,6 +33,45 @@ class Measured(NamedTuple):
     """What re-runs, as it is asked for: a wrapper holds all that these ops are given."""
     whole: bool = False
     """The layer re-runs whole before its backward begins."""
+
+
+class _Table:
+    """All ways to run one kind of layer, those of its frontier first, and what each stands for."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        frontier: LayerFrontier | None,
+        figures: Ints,
+        again: Mapping[str, Bools],
+        others: Sequence[Measured],
+        working: Ints,
+    ) -> None:
+        """``figures`` has a row per way: stored, forward, backward, cost."""
+        self.graph, self.figures = graph, figures
+        self.excess = int((figures[:, 1:3].max(axis=1) - figures[:, 0] - working).max())
+        """The most that any way has alive beyond what it stores and makes again."""
+        self._again, self._others, self._frontier = again, others, frontier
+        self._first = 0 if frontier is None else len(frontier)
+        self._options: dict[int, Option | LayerOption] = {}
+
+    def ways(self, without: frozenset[str]) -> list[Way]:
+        """Those that re-run nothing that is given one of the tensors ``without``."""
+        gone = np.zeros(self._first, dtype=bool)
+        for op in self.graph.ops:
+            if op.name in self._again and without.intersection(op.inputs):
+                gone |= self._again[op.name]
+        gone = np.append(gone, [bool(without & read(row.again)) for row in self._others])
+        rows = zip(self.figures[~gone].tolist(), np.flatnonzero(~gone).tolist(), strict=True)
+        return [Way(k, f, b, c, row) for (k, f, b, c), row in rows]
+
+    def option(self, row: int) -> Option | LayerOption:
+        """What a way stands for: the same object whenever it is asked for."""
+        if row >= self._first or self._frontier is None:
+            return self._others[row - self._first].option
+        if row not in self._options:
+            self._options[row] = self._frontier[row]
+        return self._options[row]
 
 
 class LayerWays:
@@ -52,7 +94,7 @@ class LayerWays:
         self.timeline, self.costs, self.policies = timeline, costs, policies
         self.model: ModelGraph = timeline.model
         self.full, self.modules, self.special = full, modules, special
-        self._rows: dict[int, list[tuple[Measured, Way]]] = {}
+        self._tables: dict[int, _Table] = {}
         self._ways: dict[tuple[int, frozenset[str], bool], Ways] = {}
         self._sets: dict[int, OptionSet] = {}
         self._layers: dict[int, PlanLayer] = {}
@@ -77,12 +119,19 @@ class LayerWays:
     def way(self, row: Measured) -> Way:
         """What memory says of one way: stored, and most alive in forward and backward."""
         outcome = row.outcome
-        if id(outcome.graph) not in self._known:
-            self._known[id(outcome.graph)] = Known(self.model, outcome.graph)
-        known = self._known[id(outcome.graph)]
+        known = self._known_of(outcome.graph)
         work = working(self.model, outcome, self.timeline.options, whole=row.whole, known=known)
         held = self.timeline.alive(outcome, row.option.stored, work)
         return Way(*held, row.option.cost, row.option)
+
+    def _known_of(self, graph: Graph) -> Known:
+        if id(graph) not in self._known:
+            self._known[id(graph)] = Known(self.model, graph)
+        return self._known[id(graph)]
+
+    def option(self, graph: Graph, way: Way) -> Option | LayerOption:
+        """What a way of :meth:`measured` or :meth:`stored` stands for."""
+        return self._table(graph).option(way.payload)
 
     def measured(self, graph: Graph, without: frozenset[str] = frozenset()) -> Ways:
         """The undominated ways, with their working sets.
@@ -103,30 +152,45 @@ class LayerWays:
 
     def excess(self, graph: Graph) -> int:
         """The most that any way has alive beyond what it stores and makes again."""
-        return max(
-            max(way.forward, way.backward) - row.option.stored - row.option.working
-            for row, way in self._measured(graph)
-        )
+        return self._table(graph).excess
 
     def _undominated(self, graph: Graph, without: frozenset[str], *, alive: bool) -> Ways:
         key = (id(graph), without, alive)
         if key not in self._ways:
-            rows = self._measured(graph)
-            if without:
-                rows = [row for row in rows if not without & read(row[0].again)]
-            ways = [
-                way if alive else way._replace(forward=way.stored, backward=way.stored)
-                for _, way in rows
-            ]
+            ways = self._table(graph).ways(without)
+            if not alive:
+                ways = [way._replace(forward=way.stored, backward=way.stored) for way in ways]
             self._ways[key] = Ways(ways, grain=self.costs.scale)
         return self._ways[key]
 
-    def _measured(self, graph: Graph) -> list[tuple[Measured, Way]]:
-        if id(graph) not in self._rows:
-            self._rows[id(graph)] = [(row, self.way(row)) for row in self._all(graph)]
-        return self._rows[id(graph)]
+    def _table(self, graph: Graph) -> _Table:
+        if id(graph) not in self._tables:
+            by_op = self.special is None and not self.modules and graph.gradient == "passes"
+            frontier = layer_frontier(self.layer(graph)) if by_op else None
+            self._tables[id(graph)] = self._measure(graph, frontier)
+        return self._tables[id(graph)]
 
-    def _all(self, graph: Graph) -> Iterator[Measured]:
+    def _measure(self, graph: Graph, frontier: LayerFrontier | None) -> _Table:
+        others = list(self._listed(graph))
+        rows = [self.way(row)[:4] for row in others]
+        small = all(figure < LIMIT for row in rows for figure in row)  # else refused, by name
+        figures = np.array(rows, dtype=np.int64 if small else object).reshape(len(rows), 4)
+        working = np.array([row.option.working for row in others], dtype=np.int64)
+        if frontier is None:
+            return _Table(graph, None, figures, {}, others, working)
+        again = frontier.rerun()
+        kept = frontier.kept(again)
+        choices = Choices({n: kept[n] for n in graph.tensors if n in kept}, again, len(frontier))
+        known, options = self._known_of(graph), self.timeline.options
+        found = many_working(self.model, graph, options, known, choices)
+        first = [frontier.stored, *(np.maximum(frontier.stored, high) for high in found)]
+        first.append(frontier.cost)
+        figures = np.concatenate([np.stack(first, axis=1), figures])
+        working = np.append(frontier.working, working)
+        return _Table(graph, frontier, figures, again, others, working)
+
+    def _listed(self, graph: Graph) -> Iterator[Measured]:
+        """The ways that are no choice of single ops."""
         if self.special is not None:
             for special, outcome in self.special(graph):
                 yield Measured(special, outcome, outcome.rerun)
@@ -136,12 +200,6 @@ class LayerWays:
         elif self.modules:
             for policy in module_policies(self.model, graph, self.full):
                 yield self._policy(graph, policy)
-        else:
-            layer = self.layer(graph)
-            for option in layer_frontier(layer):
-                kept = {layer.input, *option.kept}
-                outcome = outcome_of(graph, kept, option.recompute)
-                yield Measured(option, outcome, outcome.rerun)
         for policy in self.policies:
             yield self._policy(graph, policy)
 
@@ -153,8 +211,8 @@ class LayerWays:
     def _set(self, graph: Graph) -> OptionSet:
         if self.special is None and not self.modules:
             return layer_options(self.layer(graph)).joined(self.of_policies(graph))
-        rows = list(self._all(graph))
-        options = [row.option for row in rows if isinstance(row.option, Option)]
+        found = [row.option for row in self._listed(graph)]
+        options = [option for option in found if isinstance(option, Option)]
         return OptionSet.of(options)
 
     def of_policies(self, graph: Graph) -> list[Option]:

@@ -24,7 +24,7 @@ tensor makes it kept. Within one state only undominated (K, extra, cost, moved) 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -35,6 +35,7 @@ from actcalc.solve.clock import give_up, limited, spent
 from actcalc.solve.problem import PlanLayer
 
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 MAX_STATES = 100_000
 """Most (state, point) pairs that one component may carry; more are thinned out."""
@@ -45,8 +46,14 @@ MAX_POINTS = 6_000
 _MOST_SUMS = 2_000_000
 """Sums of two sets of points made at once."""
 
+_MOST_MOVED = 120_000
+"""The same where tensors may move: four columns take far longer to compare than three."""
+
+_MOST_STEPS = 1_200_000_000
+"""Numbers written at most to compare four columns once: about a second's."""
+
 _HURRIED = 2_000
-"""Pairs that a component may carry once the time is over."""
+"""Pairs that a component may carry, and sums made at once, once the time is over."""
 
 _Point = tuple[int, int, int, int, int, int]
 # Stored, extra and cost, bytes moved; the ops re-run and the tensors moved as bits.
@@ -100,6 +107,38 @@ class LayerFrontier:
 
     def __iter__(self) -> Iterator[LayerOption]:
         return (self[i] for i in range(len(self)))
+
+    def rerun(self) -> dict[str, Bools]:
+        """By op that any option re-runs: which options do."""
+        index, ops = np.arange(len(self)), self.layer.ops
+        found = np.zeros((len(self), len(ops)), dtype=bool)
+        for part, (left, right) in zip(reversed(self._parts), reversed(self._picks), strict=True):
+            used, place = np.unique(right[index], return_inverse=True)
+            bits = [[part[i][4] >> op & 1 for op in range(len(ops))] for i in used.tolist()]
+            found |= np.array(bits, dtype=bool)[place.ravel()]
+            index = left[index]
+        return {op.name: column for op, column in zip(ops, found.T, strict=True) if column.any()}
+
+    def kept(self, rerun: Mapping[str, Bools]) -> dict[str, Bools]:
+        """By tensor that any option keeps, the layer's input among them: which options do.
+
+        ``rerun`` is :meth:`rerun`'s answer; options with offloaded tensors are not told apart.
+        """
+        made: dict[str, Bools] = {}
+        read: dict[str, Bools] = {}
+        for op in self.layer.ops:
+            if op.name in rerun:
+                for names, found in ((op.outputs, made), (op.inputs, read)):
+                    for name in names:
+                        found[name] = found.get(name, False) | rerun[op.name]
+        nobody = np.zeros(len(self), dtype=bool)
+        kept = {self.layer.input: ~nobody}
+        for name in self.layer.tensors:
+            if name != self.layer.input:
+                saved = name in self.layer.saved_for_backward
+                needed = ~nobody if saved else read.get(name, nobody)
+                kept[name] = needed & ~made.get(name, nobody)
+        return {name: where for name, where in kept.items() if where.any()}
 
     def _masks(self, index: int) -> tuple[int, int]:
         again = away = 0
@@ -162,24 +201,17 @@ def layer_frontier(layer: PlanLayer, movable: frozenset[str] = frozenset()) -> L
     axes = [np.array([0])] * 4
     picks: list[tuple[Ints, Ints]] = []
     for part in parts:
-        columns = np.array([p[:4] for p in part], dtype=np.int64).T
-        width = len(part)
-        room = max(2, _MOST_SUMS // width)
-        earlier = np.arange(len(axes[0]))
-        if len(axes[0]) > room:
-            earlier = thinned(room, axes)
-            axes = [axis[earlier] for axis in axes]
-            whole = False
-        summed = [
-            (axis[:, None] + column[None, :]).ravel()
-            for axis, column in zip(axes, columns, strict=True)
-        ]
+        columns = list(np.array([p[:4] for p in part], dtype=np.int64).T)
+        before = len(axes[0]), len(part)
+        sums = _HURRIED if spent() else _MOST_MOVED if movable else _MOST_SUMS
+        later = thinned(sums // 2, columns)
+        columns = [column[later] for column in columns]
+        earlier, summed = _added(axes, columns, max(2, sums // len(later)))
         keep = pareto(*summed)
-        if len(keep) > MAX_POINTS:
-            keep = keep[thinned(MAX_POINTS, [axis[keep] for axis in summed])]
-            whole = False
-        axes = [axis[keep] for axis in summed]
-        picks.append((earlier[keep // width], keep % width))
+        few = keep[thinned(MAX_POINTS, [axis[keep] for axis in summed])]
+        whole = whole and before == (len(earlier), len(later)) and len(few) == len(keep)
+        axes = [axis[few] for axis in summed]
+        picks.append((earlier[few // len(later)], later[few % len(later)]))
     stored, extra, cost, moved = axes
     return LayerFrontier(
         layer=layer,
@@ -193,6 +225,31 @@ def layer_frontier(layer: PlanLayer, movable: frozenset[str] = frozenset()) -> L
     )
 
 
+def _added(axes: Sequence[Ints], columns: Sequence[Ints], room: int) -> tuple[Ints, list[Ints]]:
+    """The sums of ``room`` points of the first set with all of the second: which, and the sums.
+
+    Of fewer points, where comparing four columns of the sums would take too long.
+    """
+    while True:
+        earlier = thinned(room, axes)
+        summed = [
+            (axis[earlier][:, None] + column[None, :]).ravel()
+            for axis, column in zip(axes, columns, strict=True)
+        ]
+        if room <= 2 or _steps(*summed) <= _MOST_STEPS:
+            return earlier, summed
+        room = max(2, len(earlier) // 2)
+
+
+def _steps(first: Ints, second: Ints, third: Ints, fourth: Ints) -> int:
+    """Numbers that :func:`_pareto_by_levels` writes, at most."""
+    if not fourth.any():
+        return 0
+    values, rows = (len(np.unique(column)) for column in (first, second))
+    starts = len(np.unique(np.stack([second, fourth]), axis=1).T)
+    return values * rows * starts
+
+
 def _loose(part: Sequence[_Point], whole: bool) -> tuple[Ints, Ints]:
     """Stored bytes and cost of a part's ways; of one with ways left out, nothing is sure."""
     if not whole:
@@ -204,6 +261,8 @@ def _loose(part: Sequence[_Point], whole: bool) -> tuple[Ints, Ints]:
 def thinned(most: int, columns: Sequence[Ints]) -> Ints:
     """Indices of at most ``most`` points: the best in each column, and others evenly spread."""
     first = columns[0]
+    if len(first) <= most:
+        return np.arange(len(first))
     ends = {int(np.argmin(column)) for column in (*columns, first + columns[1])}
     order = np.argsort(first, kind="stable")
     even = order[np.linspace(0, len(order) - 1, max(2, most - len(ends))).astype(np.int64)]

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actcalc.errors import SpecError
-from actcalc.solve.problem import check_int
+from actcalc.solve.problem import LIMIT, check_int
 
 Ints = NDArray[np.int64]
 
@@ -174,9 +174,10 @@ class Ways:
         every = list(ways)
         if not every:
             raise SpecError("a layer without a way to run it", hint="give at least one")
-        for way in every:
-            for name in ("stored", "forward", "backward", "cost"):
-                check_int(getattr(way, name), f"{name} of {way.payload!r}")
+        if not all(type(n) is int and 0 <= n < LIMIT for way in every for n in way[:4]):
+            for way in every:
+                for name in ("stored", "forward", "backward", "cost"):
+                    check_int(getattr(way, name), f"{name} of {way.payload!r}")
         rows = np.array([way[:4] for way in every], dtype=np.int64)
         keep = _undominated(rows)
         self.ways = tuple(every[i] for i in keep)
@@ -207,14 +208,29 @@ class Ways:
         return np.array(_undominated(rows), dtype=np.int64)
 
 
+_AT_ONCE = 4_000_000  # comparisons, so that their tables stay small
+
+
 def _undominated(rows: Ints) -> list[int]:
+    """Indices of the rows that no other is at most equal to in all columns, by the columns.
+
+    Of equal rows the first stays. A row that beats another comes before it in that order, and who
+    beats a beaten one beats what that beats: each is compared with all before it.
+    """
     order = np.lexsort(rows.T[::-1])
+    small = np.int16 if len(rows) < 2**15 else np.int32
+    columns: list[NDArray[Any]] = [
+        np.unique(column, return_inverse=True)[1].ravel().astype(small)
+        for column in rows[order].T[1:]
+    ]
+    step = max(1, _AT_ONCE // len(rows))
     found: list[int] = []
-    kept = np.empty((0, rows.shape[1]), dtype=np.int64)
-    for i in order.tolist():
-        if not (kept <= rows[i]).all(axis=1).any():
-            found.append(i)
-            kept = np.concatenate([kept, rows[i : i + 1]])
+    for start in range(0, len(rows), step):
+        end = min(len(rows), start + step)
+        beaten = np.arange(end)[None, :] < np.arange(start, end)[:, None]
+        for column in columns:
+            beaten &= column[None, :end] <= column[start:end, None]
+        found += order[start:end][~beaten.any(axis=1)].tolist()
     return found
 
 
