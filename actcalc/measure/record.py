@@ -209,7 +209,7 @@ def layer_stacks(model: Any) -> list[list[Any]]:
             items = list(child.children())
             is_list = isinstance(child, torch.nn.ModuleList | torch.nn.Sequential)
             composite = [item for item in items if next(item.children(), None) is not None]
-            if is_list and composite and _repeats(composite):
+            if is_list and composite and _repeats(items, composite):
                 yield composite
             else:
                 yield from walk(child)
@@ -217,9 +217,15 @@ def layer_stacks(model: Any) -> list[list[Any]]:
     return list(walk(model))
 
 
-def _repeats(items: Sequence[Any]) -> bool:
-    """Say whether modules are layers of one kind, not the parts of one ``Sequential``."""
-    return len(items) == 1 or len({type(item) for item in items}) < len(items)
+def _repeats(items: Sequence[Any], composite: Sequence[Any]) -> bool:
+    """Say whether the composite ones of a list's modules are layers of one kind.
+
+    Else they are parts of one layer: one beside single operators, as in diffusers' feed-forward
+    (a projection with its activation, dropout, a projection), or each of another class.
+    """
+    if len(composite) == 1:
+        return len(items) == 1
+    return len({type(item) for item in composite}) < len(composite)
 
 
 def layer_phase(index: int) -> str:

@@ -109,7 +109,8 @@ def refuse(model_type: str, values: Values) -> None:
     if isinstance(other, str) and not model_type:
         raise SpecError(
             f"{shown(other)} is a class of diffusers, whose blocks no graph here describes",
-            "measure it: write a function that returns (module, inputs), then "
+            "measure it: write a function that returns (module, inputs), as "
+            "docs/examples/diffusion.py does for DiT, SD3 and FLUX, then "
             "actcalc measure --module FILE.py:FUNCTION --save layer.json, and actcalc compare and "
             "plan layer.json",
         )
