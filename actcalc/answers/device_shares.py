@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from actcalc.cost.rates import FORMATS, Shares, shares_of
 from actcalc.errors import SpecError
 from actcalc.measure.cuda import require_gpu
+from actcalc.measure.run import first_line
 from actcalc.measure.speed import (
     LARGE,
     Kind,
@@ -21,6 +22,7 @@ from actcalc.measure.speed import (
     fitting,
     products,
     products_fp8,
+    settle,
     sustained_product,
 )
 from actcalc.specs.device import Device
@@ -90,7 +92,12 @@ def measure_gpu(device: Device, precision: str, gpus: int | None = None) -> Devi
     wanted = present if gpus is None else gpus
     if not 1 <= wanted <= present:
         raise SpecError(f"--gpus {wanted}: this machine has {present}", f"use 1 to {present}")
-    memory = torch.cuda.get_device_properties(0).total_memory
+    memory = torch.cuda.mem_get_info(0)[0]
+    if not fitting(LARGE, memory).products:
+        raise SpecError(
+            f"the GPU has {memory / 2**30:.1f} GiB free, too little to measure it",
+            "end what else runs on it (nvidia-smi)",
+        )
     return measured(
         torch,
         "cuda",
@@ -116,16 +123,27 @@ def measured(
 ) -> DeviceShares:
     """Time what ``sizes`` lists on ``where``, a device of ``torch``, and fit shares to it."""
     dtype = getattr(torch, PRECISIONS[precision])
+    left_out: list[str] = []
+
+    def tried(what: str, part: Callable[[], Sequence[Sample]]) -> Sequence[Sample]:
+        """What a part measured; nothing, and why, where this GPU or its PyTorch cannot run it."""
+        try:
+            return part()
+        except Exception as error:  # drivers and libraries raise many kinds
+            left_out.append(f"{what} could not be measured here: {first_line(error)}")
+            return ()
+
+    settle(torch, where, dtype, sizes)
     samples = list(products(torch, where, dtype, sizes))
     best = max(samples, key=lambda sample: sample.rate)
     m, n, k = best.shape
     samples.append(sustained_product(torch, where, dtype, (m, n, k), sizes))
     if fp8:
-        samples += products_fp8(torch, where, sizes)
-    samples += attention(torch, where, dtype, sizes)
+        samples += tried("Products in fp8", lambda: products_fp8(torch, where, sizes))
+    samples += tried("Attention", lambda: attention(torch, where, dtype, sizes))
     samples += copies(torch, where, sizes)
     if ranks > 1:
-        samples += collectives(torch, where, ranks, sizes)
+        samples += tried("Collectives", lambda: collectives(torch, where, ranks, sizes))
     found = fit_shares(samples, device, precision)
     known = shares_of(device)[0]
     return DeviceShares(
@@ -138,7 +156,7 @@ def measured(
             for name, (value, how) in found.items()
         ),
         samples=tuple(samples),
-        notes=_notes(ranks, torch.__version__),
+        notes=(*left_out, *_notes(ranks, torch.__version__)),
     )
 
 
@@ -180,13 +198,17 @@ def fit_shares(
     return {name: found[name] for name in sorted(found, key=order.index)}
 
 
+_SLACK = 1.05
+"""A GPU may clock a little higher than the vendor's peak assumes."""
+
+
 def _share(sample: Sample, peak: float, device: Device) -> tuple[float, str]:
-    if sample.rate > peak:
+    if sample.rate > _SLACK * peak:
         raise SpecError(
             f"{_shown(sample)} is more than the peak of {device.name}, {peak / 1e12:.4g} T",
             "name this GPU's own --device, or a file with its peaks",
         )
-    return sample.rate / peak, f"{_shown(sample)} of {peak / 1e12:.4g} T"
+    return min(1.0, sample.rate / peak), f"{_shown(sample)} of {peak / 1e12:.4g} T"
 
 
 def _shown(sample: Sample) -> str:

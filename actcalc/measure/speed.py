@@ -49,6 +49,8 @@ class Sizes:
     """Bytes of the whole tensor that ranks share."""
     sustained_seconds: float
     """How long the best product runs without a pause."""
+    settling_seconds: float = 0.0
+    """How long products run before anything is timed: an idle GPU's clocks are low."""
     calls: int = 10
     """Calls in a row, timed together."""
     repeats: int = 7
@@ -66,32 +68,58 @@ LARGE = Sizes(
     copies=(2**28, 2**30),
     collectives=(2**27, 2**29, 2**30),
     sustained_seconds=10.0,
+    settling_seconds=2.0,
 )
 """What a GPU is measured with; less where its memory is small."""
 
 
-def seconds_of(
-    call: Callable[[], object],
-    wait: Callable[[], object],
-    *,
-    calls: int,
-    repeats: int,
-    clock: Callable[[], float] = time.perf_counter,
-) -> float:
-    """Seconds of one ``call``: the median of ``repeats`` timings of ``calls`` in a row.
+Span = Callable[[Callable[[], object], int], float]
+"""Seconds that a call takes, of so many in a row."""
 
-    ``wait`` returns when the device has done all it was given. One unmeasured call warms up.
+
+def span_of(torch: Any, device: str, clock: Callable[[], float] = time.perf_counter) -> Span:
+    """How calls in a row are timed on ``device``.
+
+    On a GPU between two events on its stream, which leaves out what the host needs to launch the
+    first call and to learn of the last; on the CPU, where nothing runs behind one's back, by the
+    host's ``clock``.
     """
-    call()
-    wait()
-    timed = []
-    for _ in range(repeats):
+
+    def on_gpu(call: Callable[[], object], calls: int) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(calls):
+            call()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3 / calls
+
+    def on_host(call: Callable[[], object], calls: int) -> float:
         begin = clock()
         for _ in range(calls):
             call()
-        wait()
-        timed.append((clock() - begin) / calls)
-    return statistics.median(timed)
+        return (clock() - begin) / calls
+
+    return on_gpu if device.startswith("cuda") else on_host
+
+
+def seconds_of(call: Callable[[], object], span: Span, *, calls: int, repeats: int) -> float:
+    """Seconds of one ``call``: the median of ``repeats`` timings of ``calls`` in a row.
+
+    As many calls go before, untimed: the first of a shape loads kernels and picks among them.
+    """
+    span(call, calls)
+    return statistics.median(span(call, calls) for _ in range(repeats))
+
+
+def settle(torch: Any, device: str, dtype: Any, sizes: Sizes) -> None:
+    """Run products until clocks are those of a busy device (``sizes.settling_seconds``)."""
+    m, n, k = max(sizes.products, key=_operands)
+    left = torch.randn(m, k, device=device, dtype=dtype)
+    right = torch.randn(k, n, device=device, dtype=dtype)
+    span, end = span_of(torch, device), time.perf_counter() + sizes.settling_seconds
+    while time.perf_counter() < end:
+        span(lambda: torch.matmul(left, right), sizes.calls)
 
 
 def fitting(sizes: Sizes, memory_bytes: int) -> Sizes:
@@ -104,6 +132,7 @@ def fitting(sizes: Sizes, memory_bytes: int) -> Sizes:
         copies=tuple(size for size in sizes.copies if 2 * size <= room),
         collectives=tuple(size for size in sizes.collectives if 3 * size <= room),
         sustained_seconds=sizes.sustained_seconds,
+        settling_seconds=sizes.settling_seconds,
         calls=sizes.calls,
         repeats=sizes.repeats,
     )
@@ -114,14 +143,9 @@ def _operands(shape: tuple[int, int, int]) -> int:
     return m * k + k * n + m * n
 
 
-def waiter(torch: Any, device: str) -> Callable[[], object]:
-    """What waits for ``device``: nothing has to on the CPU."""
-    return torch.cuda.synchronize if device.startswith("cuda") else lambda: None
-
-
 def products(torch: Any, device: str, dtype: Any, sizes: Sizes) -> tuple[Sample, ...]:
     """Matrix products of ``sizes`` in ``dtype``, of normal random numbers."""
-    wait = waiter(torch, device)
+    span = span_of(torch, device)
     samples = []
     for m, n, k in sizes.products:
         left = torch.randn(m, k, device=device, dtype=dtype)
@@ -129,7 +153,7 @@ def products(torch: Any, device: str, dtype: Any, sizes: Sizes) -> tuple[Sample,
         out = torch.empty(m, n, device=device, dtype=dtype)
         spent = seconds_of(
             lambda left=left, right=right, out=out: torch.matmul(left, right, out=out),  # type: ignore[misc]
-            wait,
+            span,
             calls=sizes.calls,
             repeats=sizes.repeats,
         )
@@ -139,7 +163,7 @@ def products(torch: Any, device: str, dtype: Any, sizes: Sizes) -> tuple[Sample,
 
 def products_fp8(torch: Any, device: str, sizes: Sizes) -> tuple[Sample, ...]:
     """Matrix products in fp8 (e4m3) with one scale per tensor, results in bf16."""
-    wait = waiter(torch, device)
+    span = span_of(torch, device)
     one = torch.ones((), device=device)
     samples = []
     for m, n, k in sizes.products:
@@ -149,7 +173,7 @@ def products_fp8(torch: Any, device: str, sizes: Sizes) -> tuple[Sample, ...]:
             lambda left=left, right=right: torch._scaled_mm(  # type: ignore[misc]
                 left, right, one, one, out_dtype=torch.bfloat16
             ),
-            wait,
+            span,
             calls=sizes.calls,
             repeats=sizes.repeats,
         )
@@ -160,19 +184,19 @@ def products_fp8(torch: Any, device: str, sizes: Sizes) -> tuple[Sample, ...]:
 def sustained_product(
     torch: Any, device: str, dtype: Any, shape: tuple[int, int, int], sizes: Sizes
 ) -> Sample:
-    """One product run without a pause for ``sizes.sustained_seconds``: its rate at the end."""
+    """One product run without a pause for ``sizes.sustained_seconds``: its rate in the later half,
+    when heat and power have pulled the clock down."""
     m, n, k = shape
     left = torch.randn(m, k, device=device, dtype=dtype)
     right = torch.randn(k, n, device=device, dtype=dtype)
     out = torch.empty(m, n, device=device, dtype=dtype)
-    wait = waiter(torch, device)
+    span = span_of(torch, device)
     begin = time.perf_counter()
-    spent = 0.0
+    spent: list[float] = []
     while not spent or time.perf_counter() - begin < sizes.sustained_seconds:
-        spent = seconds_of(
-            lambda: torch.matmul(left, right, out=out), wait, calls=sizes.calls, repeats=1
-        )
-    return _product("product_sustained", shape, spent)
+        spent.append(span(lambda: torch.matmul(left, right, out=out), sizes.calls))
+    later = spent[len(spent) // 2 :]
+    return _product("product_sustained", shape, statistics.median(later))
 
 
 def _product(kind: Kind, shape: tuple[int, int, int], seconds: float) -> Sample:
@@ -186,7 +210,7 @@ def attention(torch: Any, device: str, dtype: Any, sizes: Sizes) -> tuple[Sample
     FLOPs are of the products that it really does: half of the scores, and in backward two and a
     half times forward's (FlashAttention-2, Dao 2023).
     """
-    wait = waiter(torch, device)
+    span = span_of(torch, device)
     samples = []
     for batch, heads, seq, width in sizes.attention:
         q, k, v = (
@@ -201,13 +225,13 @@ def attention(torch: Any, device: str, dtype: Any, sizes: Sizes) -> tuple[Sample
         out = forward()
         times = {
             "attention_forward": seconds_of(
-                forward, wait, calls=sizes.calls, repeats=sizes.repeats
+                forward, span, calls=sizes.calls, repeats=sizes.repeats
             ),
             "attention_backward": seconds_of(
                 lambda out=out, q=q, k=k, v=v, above=above: torch.autograd.grad(  # type: ignore[misc]
                     out, (q, k, v), above, retain_graph=True
                 ),
-                wait,
+                span,
                 calls=sizes.calls,
                 repeats=sizes.repeats,
             ),
@@ -224,14 +248,14 @@ def attention(torch: Any, device: str, dtype: Any, sizes: Sizes) -> tuple[Sample
 
 def copies(torch: Any, device: str, sizes: Sizes) -> tuple[Sample, ...]:
     """Copies inside the device's memory; every byte is read and written."""
-    wait = waiter(torch, device)
+    span = span_of(torch, device)
     samples = []
     for size in sizes.copies:
         source = torch.ones(size // 2, device=device, dtype=torch.bfloat16)
         target = torch.empty_like(source)
         spent = seconds_of(
             lambda target=target, source=source: target.copy_(source),  # type: ignore[misc]
-            wait,
+            span,
             calls=sizes.calls,
             repeats=sizes.repeats,
         )
@@ -246,6 +270,8 @@ def collectives(torch: Any, device: str, ranks: int, sizes: Sizes) -> tuple[Samp
     """
     if not sizes.collectives:
         return ()
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()  # the first rank is another process on this GPU
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(
             _one_rank, args=(device, ranks, folder, sizes), nprocs=ranks, join=True
@@ -278,7 +304,7 @@ def _one_rank(rank: int, device: str, ranks: int, folder: str, sizes: Sizes) -> 
     torch.distributed.init_process_group(
         "nccl" if gpu else "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks
     )
-    wait = waiter(torch, where)
+    span = span_of(torch, where)
     times: list[tuple[str, int, float]] = []
     for size in sizes.collectives:
         part = torch.ones(size // 2 // ranks, device=where, dtype=torch.bfloat16)
@@ -293,7 +319,7 @@ def _one_rank(rank: int, device: str, ranks: int, folder: str, sizes: Sizes) -> 
             ("all_reduce", lambda whole=whole: torch.distributed.all_reduce(whole)),  # type: ignore[misc]
         )
         for kind, call in calls:
-            spent = seconds_of(call, wait, calls=sizes.calls, repeats=sizes.repeats)
+            spent = seconds_of(call, span, calls=sizes.calls, repeats=sizes.repeats)
             times.append((kind, size, spent))
     if rank == 0:
         torch.save(times, Path(folder) / "times.pt")

@@ -1,4 +1,4 @@
-"""Blocks of diffusion transformers: measured as modules, then compared and planned from the file."""
+"""Blocks of diffusion transformers: measured as modules, compared and planned from the file."""
 
 from __future__ import annotations
 

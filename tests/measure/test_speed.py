@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import jsonschema
 import pytest
@@ -20,7 +21,7 @@ from actcalc.cost.rates import parse_overrides, rates_of, shares_of
 from actcalc.errors import SpecError
 from actcalc.io.devices import load_device
 from actcalc.measure import speed
-from actcalc.measure.speed import LARGE, Sample, Sizes, bus_bytes, fitting, seconds_of
+from actcalc.measure.speed import LARGE, Sample, Sizes, bus_bytes, fitting, seconds_of, span_of
 from actcalc.render.calibrate import calibrate_sheets
 from actcalc.specs.device import Device
 
@@ -48,26 +49,166 @@ KINDS = {"product", "product_sustained", "attention_forward", "attention_backwar
 
 
 def test_a_time_is_the_median_of_calls_in_a_row_less_the_warm_up():
-    now, log = [0.0], []
+    log = []
+    slow = iter([9.0, 0.011, 5.0, 0.012])
+
+    def span(call, calls):
+        for _ in range(calls):
+            call()
+        return next(slow)
+
+    spent = seconds_of(lambda: log.append("call"), span, calls=4, repeats=3)
+    assert spent == 0.012
+    assert len(log) == 4 * 4
+
+
+def test_the_host_times_what_runs_on_it():
+    now = [0.0]
 
     def call():
-        log.append("call")
-        now[0] += 1.0 if len(log) == 1 else 0.01
+        now[0] += 0.5
 
-    def wait():
-        log.append("wait")
-        now[0] += 0.004
+    assert span_of(torch, "cpu", clock=lambda: now[0])(call, 4) == 0.5
 
-    slow = iter([0.0, 5.0, 0.0])
 
-    def clock():
-        if log[-1] == "wait" and log.count("wait") > 1:
-            now[0] += next(slow, 0.0)
-        return now[0]
+class Event:
+    """torch.cuda.Event of a GPU whose every call takes a millisecond."""
 
-    spent = seconds_of(call, wait, calls=4, repeats=3, clock=clock)
-    assert spent == pytest.approx(0.011)
-    assert log == ["call", "wait", *(["call"] * 4 + ["wait"]) * 3]
+    at = 0.0
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.recorded = Event.at
+
+    def synchronize(self):
+        Event.waited = True
+
+    def elapsed_time(self, other):
+        return other.recorded - self.recorded
+
+
+class Cuda:
+    """torch.cuda of a machine with one H100."""
+
+    Event = Event
+    free = 80 * 2**30
+
+    def mem_get_info(self, index):
+        return self.free, 80 * 2**30
+
+    def get_device_name(self, index):
+        return "NVIDIA H100 80GB HBM3"
+
+    def get_device_capability(self, index):
+        return (9, 0)
+
+    def device_count(self):
+        return 1
+
+    def empty_cache(self):
+        pass
+
+
+class Gpu:
+    """torch whose GPU is the processor: what is asked of it is what a GPU would be asked."""
+
+    def __init__(self):
+        self.cuda = Cuda()
+
+    def __getattr__(self, name):
+        found = getattr(torch, name)
+        if name not in ("randn", "ones", "empty"):
+            return found
+
+        def made(*sizes, device, **options):
+            assert device == "cuda"
+            return found(*sizes, **options)
+
+        return made
+
+
+def test_a_gpu_times_itself_between_two_events():
+    def call():
+        Event.at += 1.0
+
+    Event.waited = False
+    assert span_of(Gpu(), "cuda")(call, 5) == pytest.approx(1e-3)
+    assert Event.waited
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A machine whose GPU answers, as slow as the processor under it."""
+    import time
+
+    from actcalc.answers import device_shares
+
+    machine = Gpu()
+    monkeypatch.setattr(Event, "record", lambda self: setattr(self, "recorded", _now()))
+    monkeypatch.setattr(device_shares, "require_gpu", lambda hint: machine)
+    monkeypatch.setattr(device_shares, "LARGE", SMALL)
+
+    def _now():
+        return 1e3 * time.perf_counter()
+
+    return machine
+
+
+def test_a_whole_calibration_of_a_gpu(gpu, cli, tmp_path):
+    path, plain, own = (tmp_path / f"{name}.yaml" for name in ("mine", "plain", "own"))
+    given = CPU.model_dump()
+    figures = {key: given[key] for key in given if given[key] is not None and key != "name"}
+    plain.write_text(yaml.safe_dump(figures), encoding="utf-8")
+    own.write_text(yaml.safe_dump({**figures, "efficiency": "mine.yaml"}), encoding="utf-8")
+    done = cli("calibrate", "--device", plain, "--save", path, "--json")
+    assert done.json["gpu"] == "NVIDIA H100 80GB HBM3"
+    assert {sample["kind"] for sample in done.json["samples"]} == KINDS | {"product_fp8"}
+    assert any(note.startswith("One GPU: nothing was sent") for note in done.json["notes"])
+    shares = parse_overrides([str(path)])
+    assert {"gemm", "memory", "attention_forward", "gemm_fp8"} <= set(shares)
+    # what was measured changes times: directly, and as the shares of a device of one's own
+
+    def seconds(*words):
+        ask = ("llama-3-8b", "--layers", 2, "--policy", "none", "--json", "--device")
+        return cli(*ask, *words).json["policies"][0]["step_seconds"]
+
+    slow = seconds(plain, "--efficiency", path)
+    assert slow > 3 * seconds(plain)
+    assert seconds(own) == pytest.approx(slow)
+
+
+def test_what_a_gpu_cannot_run_is_left_out_and_said(gpu, monkeypatch):
+    from actcalc.answers import device_shares
+
+    def broken(*words):
+        raise RuntimeError("no kernel image\nis available")
+
+    monkeypatch.setattr(device_shares, "products_fp8", broken)
+    monkeypatch.setattr(device_shares, "attention", broken)
+    found = device_shares.measure_gpu(H100, "bf16")
+    assert {share.share for share in found.shares} == {"gemm", "sustained_clock", "memory"}
+    said = "could not be measured here: RuntimeError: no kernel image"
+    assert [note for note in found.notes if said in note] == [
+        f"Products in fp8 {said}", f"Attention {said}"
+    ]  # fmt: skip
+
+
+def test_a_gpu_that_is_full_is_one_clear_error(gpu, monkeypatch):
+    from actcalc.answers import device_shares
+
+    monkeypatch.setattr(Cuda, "free", 2**10)
+    with pytest.raises(SpecError, match="GiB free, too little"):
+        device_shares.measure_gpu(H100, "bf16")
+
+
+def test_clocks_settle_before_anything_is_timed():
+    import time
+
+    begin = time.perf_counter()
+    speed.settle(torch, "cpu", torch.float32, replace(SMALL, settling_seconds=0.02))
+    assert time.perf_counter() - begin >= 0.02
 
 
 def test_products_count_a_multiply_and_an_add():
@@ -172,6 +313,11 @@ def test_a_warmer_run_is_no_share_above_one():
         [sample("product", rate), sample("product_sustained", 1.01 * rate)], H100, "bf16"
     )
     assert found["sustained_clock"][0] == 1.0
+
+
+def test_a_clock_a_little_above_the_vendors_is_a_share_of_one():
+    found = fit_shares([sample("product", 1.03 * H100.peak("bf16"))], H100, "bf16")
+    assert found["gemm"][0] == 1.0
 
 
 def test_faster_than_the_peak_is_the_wrong_device():
