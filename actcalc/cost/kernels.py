@@ -18,6 +18,7 @@ from actcalc.cost.fp8 import launches, scaling_of
 from actcalc.cost.gemm import Product, gemm_seconds, misaligned
 from actcalc.cost.optime import OpTime, beside
 from actcalc.cost.rates import Rates
+from actcalc.cost.sequences import gathered_share, in_order, stacked
 from actcalc.layers.adapters import low_rank
 from actcalc.layers.core.algebra import ONE, added, least, most
 from actcalc.layers.core.either import largest_of, nothing, real, wide
@@ -40,9 +41,6 @@ _FUSED_LOSS_BACKWARD = 4
 # A cross-entropy that is only logged (torch.nn.functional.cross_entropy): cast to fp32 2+4,
 # log-softmax 4+4 read, 4 written.
 _METRIC = 18
-
-
-_ALONG_SEQUENCES = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
 
 
 class GradientBytes(NamedTuple):
@@ -182,36 +180,25 @@ class OpTimer:
     # --- collectives ------------------------------------------------------------------------------
 
     def _comm(self, comm: Comm) -> float:
-        message = real(comm.bytes.value(self.sizes)) * self._gathered_share(comm)
+        narrow = self.run.scaling.gathered
+        message = real(comm.bytes.value(self.sizes)) * gathered_share(
+            comm, self.context, self.graph.name, narrow=narrow
+        )
         size, stride = group_of(comm.group, self.sizes)
         moe, kernels = self.context.model.moe, self.context.workload.kernels
         once = kernels.moe_token_dispatcher_type == "flex"
         if once and moe and comm.group == "ep" and comm.collective is Collective.ALL_TO_ALL:
             return sent_once_seconds(message / moe.topk, moe, size, stride, self.rates)
         seconds = collective_seconds(comm.collective, message, size, stride, self.rates)
-        return seconds + self._in_order(comm, message)
+        return seconds + self._moved(*in_order(comm, message, self.context, self.sizes))
 
-    def _gathered_share(self, comm: Comm) -> float:
-        """Bytes that are gathered over those of 16 bits: half where products run in fp8."""
-        gathers = comm.group == "tp" and comm.collective is Collective.ALL_GATHER
-        fp8 = self.context.workload.fp8_products and self.run.scaling.gathered
-        if not gathers or not fp8 or self.graph.name in ("embedding", "head"):
-            return 1.0
-        return 1.0 / float(self.context.act.itemsize)
-
-    def _in_order(self, comm: Comm, message: float) -> float:
-        """Seconds of the copy that puts parts of sequences in order, gathered or to be scattered.
-
-        torch gathers and scatters along the first dimension (distributed/_functional_collectives.py
-        all_gather_tensor, reduce_scatter_tensor: chunk and cat for another); one sequence alone
-        needs no copy (_maybe_view_chunk_cat), nor do pieces that travel beside a product.
-        """
-        split = comm.group == "tp" and comm.collective in _ALONG_SEQUENCES
-        pieces = self.context.workload.kernels.tp_comm_overlap
-        if not split or pieces or self.context.framework.sequence_first:
-            return 0.0
-        several = least(1, self.sizes["b"] - 1)
-        return self._moved(2 * message * several, several)
+    def _stacked(self, comms: Iterable[Comm]) -> float:
+        """Seconds of summing what came piece by piece, when all of it is there."""
+        seconds: float = added(
+            self._moved(stacked(one, real(one.bytes.value(self.sizes)), self.context, self.sizes))
+            for one in comms
+        )
+        return seconds
 
     # --- matrix products with a weight ------------------------------------------------------------
 
@@ -234,6 +221,8 @@ class OpTimer:
             forward_comm = beside(split, rest, share) - forward + forward_comm / pieces
             back = gathers + exposed
             gathers, exposed = (1 - 1 / pieces) * back, back / pieces
+            forward_comm += self._stacked(op.comm)
+            exposed += self._stacked(op.backward_comm)
         elif not kernels.async_tensor_model_parallel_allreduce:
             gathers, reduces, exposed = 0.0, 0.0, gathers + reduces + exposed
         grown_dgrad = beside(dgrad, gathers, share)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from actcalc.cost.collective import collective_seconds
 from actcalc.cost.roofline import roofline_of
+from actcalc.cost.sequences import in_order, stacked
 from actcalc.io.runs import load_run
-from actcalc.layers.core.graph import Collective
+from actcalc.layers.core.graph import Collective, Comm
 from actcalc.run.staged import StagedRun
 
 WHOLE = 2 * 8192 * 2 * 4096
@@ -29,6 +32,13 @@ def roofline(framework="megatron", micro_batch=2, recipe="auto", precision="bf16
         },
     )
     return roofline_of(StagedRun(run))
+
+
+def torch_like(**kernels):
+    """The same with tensors that torch's collectives have to put in order."""
+    staged = roofline(**kernels).staged
+    framework = staged.run.framework.model_copy(update={"sequence_first": False})
+    return roofline_of(StagedRun(replace(staged.run, framework=framework)))
 
 
 def gathered(found, name):
@@ -59,9 +69,21 @@ def test_torch_copies_several_sequences_into_order(micro_batch, copies):
         assert gathered(found, name) == pytest.approx(moved(found, size) + extra)
 
 
-def test_pieces_beside_a_product_need_no_copy():
-    found = roofline("torchtitan", tp_comm_overlap=True)
-    assert gathered(found, found.model.runs[0].graph.ops[1].name) <= moved(found, WHOLE)
+def test_pieces_beside_a_product_are_summed_where_torch_stacks_them():
+    """Read whole, an eighth written, with nothing beside it; nothing where sequences lie first."""
+    found = roofline(tp_comm_overlap=True)
+    context, sizes = found.model.context, found.model.sizes
+    scatter = Comm(Collective.REDUCE_SCATTER, "tp", found.model.runs[0].graph.ops[1].comm[0].bytes)
+    assert stacked(scatter, WHOLE, context, sizes) == 0
+    framework = context.framework.model_copy(update={"sequence_first": False})
+    other = replace(context, framework=framework)
+    assert stacked(scatter, WHOLE, other, sizes) == WHOLE * 9 / 8
+    assert in_order(scatter, WHOLE, other, sizes) == (0, 0)
+    assert gathered(torch_like(tp_comm_overlap=True), "out_proj") == pytest.approx(
+        gathered(found, "out_proj")
+        + WHOLE * 9 / 8 / found.rates.memory
+        + found.rates.shares.kernel_seconds
+    )
 
 
 @pytest.mark.parametrize(("recipe", "size"), [("tensorwise", 1), ("mxfp8", 1), ("rowwise", 2)])
