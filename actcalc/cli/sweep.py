@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _PANEL = "Sweep"
-_MOST_ROWS = 100_000
-_SECONDS = 600.0
+MOST_ROWS = 100_000
+SECONDS = 600.0
 _OWN = ("model", "gpus")
 _SWITCHES = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
@@ -79,10 +79,10 @@ class SweepOptions:
         float,
         option(
             "--time-limit",
-            help=f"Seconds after which the rows until then are all (default: {_SECONDS:g}).",
+            help=f"Seconds after which the rows until then are all (default: {SECONDS:g}).",
             panel=_PANEL,
         ),
-    ] = _SECONDS
+    ] = SECONDS
 
     def varied(self) -> dict[str, list[Any]]:
         """Every key with its values, as its flag reads them; ``SpecError`` for one of no run."""
@@ -101,8 +101,8 @@ class SweepOptions:
         rows = 1
         for each in found.values():
             rows *= len(each)
-        if rows > _MOST_ROWS:
-            raise SpecError(f"{rows:,} combinations are too many", f"vary up to {_MOST_ROWS:,}")
+        if rows > MOST_ROWS:
+            raise SpecError(f"{rows:,} combinations are too many", f"vary up to {MOST_ROWS:,}")
         return found
 
     def check(self) -> None:

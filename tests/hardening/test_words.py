@@ -245,9 +245,64 @@ def test_bytes_are_whole_numbers(line, cli):
     assert not [each for each in sizes if isinstance(each[1], float) and each[0] not in BROKEN]
 
 
-def test_the_replays_limits_are_those_of_the_page():
+def test_limits_are_those_of_the_page():
+    """Each is read from where the code has it."""
+    from actcalc.answers.calibrate import MAX_RUNS
+    from actcalc.cli import plan, search, sweep
+    from actcalc.cli.given import _DAY
+    from actcalc.errors import LONGEST_LINE
+    from actcalc.io import logs, yamlfile
+    from actcalc.io.runs import MAX_POLICIES
     from actcalc.memory.replay import _MOST, _PIECES
+    from actcalc.solve.frontier import MAX_POINTS
+    from actcalc.solve.problem import MAX_LAYERS
+    from actcalc.specs import base
 
-    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
-    assert f"that the allocator's replay looks at | {_MOST} |" in page
-    assert f"requests inside one op, in that replay | {_PIECES} |" in page
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    cells = (line.strip("|").split("|") for line in text.splitlines() if line.startswith("|"))
+    page = {what.strip(): most.strip() for what, most in cells}
+    del page["what"], page[":--"]
+    longest = f"up to {_DAY:,}"
+    assert page == {
+        "a file, standard input": f"{yamlfile.MAX_BYTES // 10**6} MB",
+        "a `.json` file": f"{yamlfile.MAX_JSON_BYTES // 10**6} MB",
+        "a measured layer, a log": f"{logs.MAX_BYTES // 10**6} MB",
+        "lines and values of a YAML file, values of any": f"{yamlfile.MAX_ENTRIES:,}",
+        "levels of nesting": f"{yamlfile.MAX_DEPTH}",
+        "digits of a whole number": f"{yamlfile.MAX_DIGITS}",
+        "layers of a model, of its encoder, of its prediction layers": f"{base.MAX_LAYERS} each",
+        "slices of a pipeline (stages times chunks)": f"{base.MAX_SLICES}",
+        "any parallel degree": "2^20",
+        "sequence, batch, width": "2^32",
+        "policies side by side": f"{MAX_POLICIES}",
+        "measured runs in one file": f"{MAX_RUNS}",
+        "layers of a planning problem": f"{MAX_LAYERS:,}",
+        "seconds of a plan (`--time-limit`)": f"{plan.SECONDS:g}, or what is given, up to 3600",
+        "seconds of a search (`--time-limit`)": f"{search.SECONDS:g}, or what is given, {longest}",
+        "seconds of a sweep (`--time-limit`)": f"{sweep.SECONDS:g}, or what is given, {longest}",
+        "rows of a sweep": f"{sweep.MOST_ROWS:,}",
+        "ways to run one layer that a plan chooses from": f"{MAX_POINTS}",
+        "passes of layers in a step that the allocator's replay looks at": f"{_MOST}",
+        "requests inside one op, in that replay": f"{_PIECES}",
+        "characters of an error or a hint": f"{LONGEST_LINE}",
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("plan gpt2 --memory 10GB --time-limit 3601", ["3600"]),
+        ("search gpt2 --gpus 2 --device h100-80gb --time-limit 86401", ["86,400"]),
+        ("sweep gpt2 --vary tp=1,2 --time-limit 86401", ["86,400"]),
+        (f"memory gpt2 --dp {2**20 + 1}", ["dp", f"{2**20}"]),
+        (f"memory gpt2 --seq {2**32 + 1}", ["seq", f"{2**32}"]),
+        (f"memory gpt2 --micro-batch {2**32 + 1}", ["micro_batch", f"{2**32}"]),
+        (f"memory gpt2 --set hidden={2**32 + 1}", ["hidden", f"{2**32}"]),
+        ("memory gpt2 --layers 1025", ["1024"]),
+        ("memory flan-t5-small --set encoder_layers=1025", ["1024"]),
+        ("memory deepseek-v3 --set mtp_layers=1025", ["1024"]),
+        ("memory gpt3-175b --layers 514 --pp 257", ["257", "256"]),
+    ],
+)
+def test_what_is_above_a_limit_is_refused(line, words, cli):
+    refused(cli(*line.split()), *words)
