@@ -221,6 +221,10 @@ def prepare_config(config: Any) -> None:
     config.use_cache = False
     if hasattr(config, "get_text_config"):
         config.get_text_config().use_cache = False
+    heads = getattr(config, "num_attention_heads", None)
+    if getattr(config, "kv_lora_rank", None) and (config.num_key_value_heads or 0) > (heads or 0):
+        # Latent attention has a key for each head; the class's default is the largest model's.
+        config.num_key_value_heads = heads
     if getattr(config, "is_encoder_decoder", False):
         for name in ("pad_token_id", "decoder_start_token_id"):
             if getattr(config, name, None) is None:

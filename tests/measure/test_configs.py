@@ -92,3 +92,18 @@ def test_a_real_padding_mask_takes_flash_away():
     masked = measure_transformers(config, seq=16, batch=2, padding_mask=True)
     assert set(free.attention_kernels) == {"flash"}
     assert set(masked.attention_kernels) == {"efficient"}
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_latent_attention_has_a_key_for_each_head(attention):
+    """Its class's default of key/value heads is that of DeepSeek-V3, whatever the heads."""
+    config = {
+        "model_type": "deepseek_v3", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96,
+        "moe_intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+        "first_k_dense_replace": 1, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8, "v_head_dim": 8,
+    }  # fmt: skip
+    measured = measure_transformers(config, seq=32, attention=attention, flops=True)
+    assert measured.flops is not None
+    assert measured.flops.backward_flops > measured.flops.forward_flops > 0

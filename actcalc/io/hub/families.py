@@ -1043,6 +1043,10 @@ FAMILIES: dict[str, Family] = {
         ),
     ),
     # Encoders
+    "eurobert": replace(
+        LLAMA, code=code_of("eurobert"), facts={**LLAMA.facts, "causal": False}, defaults={},
+        flags={**LLAMA.flags, "head_bias": ("mlp_bias", False)},
+    ),
     "bert": BERT,
     "roberta": replace(BERT, code=code_of("roberta")),
     "xlm-roberta": replace(BERT, code=code_of("xlm_roberta")),

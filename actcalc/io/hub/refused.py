@@ -35,6 +35,11 @@ REFUSED: dict[str, str] = {
     ),
     **dict.fromkeys(("lfm2_vl", "lfm3", "lfm3_vl"), _CONV),
     **dict.fromkeys(("rwkv", "rwkv5", "rwkv6", "xlstm", "recurrent_gemma", "retnet"), _RECURRENT),
+    **dict.fromkeys(
+        ("step3p5", "step3p7"),
+        "its gates are clamped after the activation, and layers differ in rotary width",
+    ),
+    "minimax_m3_vl_text": _SPARSE,
     "glm5_next": _SPARSE + " (sparse attention over latent keys)",
     "gemma4_unified": "layers differ in head width and share keys and values",
     "gemma4_unified_text": "layers differ in head width and share keys and values",
@@ -81,6 +86,12 @@ REFUSED: dict[str, str] = {
         _VISION,
     ),
 }  # fmt: skip
+
+_ALSO = dict.fromkeys(
+    ("minimax_text_01", "MiniMaxText01"),
+    "the config.json of MiniMax-Text-01-hf (model_type minimax) or the preset minimax-text-01",
+)
+"""Where another configuration of the same model is described."""
 
 # Keys that only layers other than attention have; they mark a type the table does not know.
 _MARKS: dict[str, str] = {
@@ -142,6 +153,8 @@ def refuse(model_type: str, values: Values) -> None:
 
 def _nearest(model_type: str) -> str:
     """What works in place of a description."""
+    if model_type in _ALSO:
+        return f"read {_ALSO[model_type]}, the same model as transformers runs it"
     if model_type in REFUSED and model_type not in TRANSFORMERS_TYPES:
         return (
             "measure one layer of its code: actcalc measure --module FILE.py:FUNCTION --save "
