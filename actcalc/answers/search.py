@@ -87,11 +87,13 @@ class Search(Result):
     """Choices made on the way that the reader should know."""
 
 
-COLUMNS = (
-    "tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero", "schedule", "layers_per_stage",
-    "micro_batch", "policy", "peak_bytes", "step_seconds", "tokens_per_second_per_gpu", "mfu_ratio",
-)  # fmt: skip
-"""Columns of a table of all rows: flags, then figures."""
+COLUMNS: dict[str, type] = {
+    "tp": int, "sp": bool, "pp": int, "vpp": int, "cp": int, "ep": int, "etp": int, "dp": int,
+    "zero": int, "schedule": str, "layers_per_stage": str, "micro_batch": int, "policy": str,
+    "peak_bytes": int, "step_seconds": float, "tokens_per_second_per_gpu": float,
+    "mfu_ratio": float,
+}  # fmt: skip
+"""Columns of a table of all rows, each with its type: flags, then figures."""
 
 
 def search_run(

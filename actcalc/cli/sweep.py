@@ -174,7 +174,7 @@ def answer(
         held = replace(memory, **{k: v for k, v in flags.items() if k not in own})
         source = options.origin([str(values["model"])]) if "model" in values else origin
         run = chosen.run(source, training=held.training())
-        return replicas(run, values.get("gpus", asked.gpus))
+        return replicas(run, values.get("gpus", asked.gpus), described=True)
 
     combinations = [dict(zip(varied, values, strict=True)) for values in product(*varied.values())]
     first = options.run(origin, training=memory.training())

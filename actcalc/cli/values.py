@@ -62,16 +62,17 @@ def counting_of(text: str) -> Counting:
     return cast(Counting, text)
 
 
-def replicas(run: Run, gpus: int | None) -> Run:
+def replicas(run: Run, gpus: int | None, *, described: bool = False) -> Run:
     """The run with as many replicas as ``gpus`` devices hold, where it asks for none itself.
 
-    Raises ``SpecError`` where ZeRO's shards do not divide them.
+    ``described``: a layout of one device stands for a replica, too. Raises ``SpecError`` where
+    ZeRO's shards do not divide them.
     """
     layout = run.layout
     model_parallel = layout.tp * layout.pp * layout.cp
     if gpus is None or gpus < 1 or layout.dp > 1 or gpus % model_parallel:
         return run
-    if model_parallel == 1 and layout.ep == 1 and not layout.zero:
+    if model_parallel == 1 and layout.ep == 1 and not layout.zero and not described:
         return run  # no layout was described: utilisation needs none, a prediction would guess
     batch = run.workload.global_batch
     dp = gpus // model_parallel

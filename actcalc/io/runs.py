@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_type_hints
 
 from actcalc.errors import SpecError, visible
 from actcalc.io import presets
@@ -59,8 +59,15 @@ def overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
             known = settable()
             hint = presets.suggestion(first, known) or "fields: " + ", ".join(sorted(known))
             raise SpecError(f"--set {first}: no such field", hint)
+        if isinstance(value, str) and _takes_words(SECTIONS[homes[0]], key):
+            value = [one.strip() for one in value.split(",")]
         result[homes[0]][key] = value
     return result
+
+
+def _takes_words(kind: type[Spec], key: str) -> bool:
+    """Whether a field is a list of words, which commas part on a command line."""
+    return get_type_hints(kind).get(key) == tuple[str, ...]
 
 
 def _apply(fields: Mapping[str, Any], changes: Mapping[str, Any], what: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from actcalc.plan.cheapest import Axes, Cheapest, merged
 from actcalc.plan.remedies import NODE, REMEDIES, Keeps, Remedy
 from actcalc.plan.trials import Need, Trials
 
-TIERS: tuple[Keeps, ...] = ("training", "adapters", "host", "data")
+TIERS: tuple[Keeps, ...] = ("training", "adapters", "moved", "host", "data")
 """Combinations are looked for with remedies of the first, then with those of another beside."""
 ALIKE = 0.02
 """Step times that differ by less are not told apart: fewer changes decide."""
@@ -78,7 +78,7 @@ class Advice:
         """Every remedy that frees bytes of this run alone.
 
         Those that cost no time come first, in the order of the table; then others by what they
-        cost; then host memory, whose own work no figure has; then other data.
+        cost; then states in host memory, whose own work no figure has; then other data.
         """
         found = [one for one in map(self._single, self.remedies) if one is not None]
         late = {"host": 1, "data": 2}
@@ -113,18 +113,30 @@ class Advice:
 
     @cached_property
     def combinations(self) -> tuple[Combination, ...]:
-        """The cheapest of those that train as the run does, where one fits; else the cheapest with
-        adapters, with host memory, with shorter sequences."""
+        """The cheapest of those that train as the run does, where one fits, and one that is faster
+        with activations in host memory; else the cheapest with adapters, with host memory, with
+        shorter sequences."""
         if self.fits:
             return ()
+        own = self._cheapest("training")
+        if own is not None:
+            costs = self._bucket(own.seconds) > 0
+            moved = self._cheapest("moved") if costs else None
+            return (own, moved) if moved and self._faster(moved, own) else (own,)
         found: list[Combination] = []
-        for keeps in TIERS:
-            if found and (keeps == "data" or found[0].keeps == "training"):
+        for keeps in TIERS[1:]:
+            if found and keeps == "data":
                 break
             one = self._cheapest(keeps)
             if one is not None:
                 found.append(one)
         return tuple(found)
+
+    def _faster(self, one: Combination, other: Combination) -> bool:
+        """Whether one is faster than another by what is told apart."""
+        if one.seconds is None or other.seconds is None:
+            return False
+        return growth(other.seconds, one.seconds) > ALIKE
 
     def _cheapest(self, keeps: Keeps) -> Combination | None:
         allowed = self._allowed(keeps, {})

@@ -131,6 +131,8 @@ def words(change: Change, names: Mapping[str, str] | None = None) -> list[str]:
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(_plain, value))
     return (
         str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
     )

@@ -12,6 +12,7 @@ from itertools import combinations
 from typing import Literal
 
 from actcalc.plan.changes import Change
+from actcalc.policy.offload import region
 from actcalc.run.staged import StagedRun
 from actcalc.specs.check import divisors
 from actcalc.specs.framework import LOSSES, Framework
@@ -19,11 +20,12 @@ from actcalc.specs.optimizers import OPTIMIZERS
 from actcalc.specs.recompute import MODULES
 from actcalc.specs.row import Row
 from actcalc.specs.run import Run
-from actcalc.specs.training import Training
+from actcalc.specs.training import OFFLOADABLE, Training
 
-Keeps = Literal["training", "adapters", "host", "data", "gpus"]
+Keeps = Literal["training", "adapters", "moved", "host", "data", "gpus"]
 """What a remedy leaves as it is: how the model is trained; or it trains adapters alone; takes host
-memory; shorter sequences of data; more GPUs. Later ones are looked at where earlier do not do."""
+memory, for activations that move or for states; shorter sequences of data; more GPUs. Later ones
+are looked at where earlier do not do."""
 
 ADAPTER_RANK = 16
 """Rank of the adapters that are proposed; Hu et al. 2021 use 1 to 64, PEFT's examples 16."""
@@ -230,6 +232,20 @@ def _offload(what: str) -> Callable[[StagedRun], tuple[Change, ...]]:
         return ({"training.offload": what},)
 
     return options
+
+
+def _activations(staged: StagedRun) -> tuple[Change, ...]:
+    """Whole layers' activations, or those of every set of modules that Megatron's hooks know."""
+    run = staged.run
+    training = run.training
+    if training.moves_activations or training.offload != "none":
+        return ()
+    if not run.framework.offloads_modules:
+        return ({"training.offload": "activations"},)
+    there = [name for name in OFFLOADABLE if any(region(kind.graph, name) for kind in staged.kinds)]
+    sets = (chosen for n in range(1, len(there) + 1) for chosen in combinations(there, n))
+    legal = (chosen for chosen in sets if "core_attn" in chosen or "attn_proj" not in chosen)
+    return tuple({"training.offload_modules": chosen} for chosen in legal)
 
 
 def _replicas(staged: StagedRun) -> tuple[Change, ...]:
@@ -457,6 +473,15 @@ _ROWS = (
         environment="", ordered=True,
         about="every layer runs again in backward",
         offered=_any, options=_whole, source="Chen et al. 2016, arXiv:1604.06174",
+    ),
+    Remedy(
+        name="activations on the host", axis="offload", keeps="moved",
+        environment="", ordered=False,
+        about="saved tensors wait in host memory from forward to backward",
+        offered=lambda framework: framework.offloads_modules or framework.offloads_activations,
+        options=_activations,
+        source="Megatron-Core pipeline_parallel/fine_grained_activation_offload.py; TRL "
+        "models/activation_offloading.py; torchtune training/_activation_offloading.py",
     ),
     Remedy(
         name="optimizer on the host", axis="offload", keeps="host",

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from actcalc.cost.offload import offload_times
 from actcalc.cost.roofline import Roofline, roofline_of
-from actcalc.cost.step import check_timed, step_time
+from actcalc.cost.step import step_time
 from actcalc.errors import SpecError
 from actcalc.memory.stage import memory_of
 from actcalc.plan.changes import Change, changed_run
@@ -99,10 +100,12 @@ class Trials:
             return None
         key = frozenset((path, value) for path, value in change.items() if path != "policy")
         try:
-            check_timed(staged.run.training)
             if key not in self._rooflines:
                 self._rooflines[key] = roofline_of(staged, self.efficiency)
-            step = step_time(staged.policy(self.policy(change)), self._rooflines[key]).total
+            roofline, policy = self._rooflines[key], staged.policy(self.policy(change))
+            moves = staged.run.training.moves_activations
+            more = offload_times(policy, roofline) if moves else None
+            step = step_time(policy, roofline, more=more).total
         except SpecError:
             return None
         return step * self.gpu_seconds_per_token(staged)

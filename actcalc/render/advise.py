@@ -14,6 +14,7 @@ from actcalc.render.units import count, digits, percent, size
 
 _TRAINED = {
     "adapters": "adapters alone are trained",
+    "moved": "activations wait in host memory",
     "host": "states wait in host memory",
     "data": "sequences are shorter",
 }

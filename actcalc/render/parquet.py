@@ -24,17 +24,24 @@ def arrow() -> Any:
 
 
 def parquet(sheets: list[Sheet]) -> bytes:
-    """The first table under its keys; a column of several types is one of text."""
+    """The first table under its keys; a column of several types is one of text.
+
+    One without any value has the type that it has elsewhere, so that files can be joined.
+    """
     pa = arrow()
     first = tables(sheets)[0]
     columns = [list(column) for column in zip(*first.rows, strict=True)] or [[] for _ in first.keys]
-    found = pa.table({k: _typed(pa, v) for k, v in zip(first.keys, columns, strict=True)})
+    pairs = list(zip(first.keys, columns, strict=True))
+    found = pa.table({k: _typed(pa, v, first.types.get(k)) for k, v in pairs})
     out = io.BytesIO()
     pa.parquet.write_table(found, out)
     return out.getvalue()
 
 
-def _typed(pa: Any, values: list[Any]) -> Any:
+def _typed(pa: Any, values: list[Any], kind: type | None) -> Any:
+    if kind is not None and all(value is None for value in values):
+        named = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
+        return pa.array(values, named[kind])
     try:
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError):

@@ -41,7 +41,8 @@ def search_sheets(
                 f"{_PLANNED if result.planned else _LISTED[result.listed]}",
             ),
             notes=result.notes,
-            keys=COLUMNS if records is not None else None,
+            keys=tuple(COLUMNS) if records is not None else None,
+            types=COLUMNS,
             records=None if records is None else tuple(records),
         )
     ]

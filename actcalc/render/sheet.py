@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from actcalc.errors import visible
@@ -66,7 +66,8 @@ class Sheet:
     ``details`` are lines for those who ask for all (-v), as is a whole sheet that is a ``detail``.
 
     ``records`` are the rows for machines, where people are shown others (merged or shortened);
-    None: the plain rows are. ``keys`` are their keys, where they are not those of the columns.
+    None: the plain rows are. ``keys`` are their keys, where they are not those of the columns;
+    ``types`` those of keys whose values may all be absent.
     """
 
     title: str
@@ -77,6 +78,7 @@ class Sheet:
     notes: tuple[str, ...] = ()
     records: tuple[tuple[Any, ...], ...] | None = None
     keys: tuple[str, ...] | None = None
+    types: Mapping[str, type] = field(default_factory=dict)
     answer: str = ""
     fits: bool | None = None
     advice: tuple[str, ...] = ()

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from actcalc.answers.sweep import Sweep, SweepRow
 from actcalc.render.sheet import Column, Row, Sheet, share_column, sizes_column
 from actcalc.render.units import count, digits
 
 _FOR_PEOPLE = "verdict"
+_TYPES = {
+    name: next(kind for kind in (get_args(hint) or (hint,)) if kind is not type(None))
+    for name, hint in get_type_hints(SweepRow).items()
+    if name != "values"
+}
+"""Types of a row's figures, which may all be absent."""
 
 
 def sweep_sheets(result: Sweep, units: str) -> list[Sheet]:
@@ -45,6 +51,7 @@ def sweep_sheets(result: Sweep, units: str) -> list[Sheet]:
                 for row in rows
             ),
             keys=tuple(column.key for column in columns if column.key != _FOR_PEOPLE),
+            types=_TYPES,
         )
     ]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv as csv_module
 import io
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from actcalc.render.sheet import Sheet
@@ -54,6 +55,8 @@ class Table:
 
     keys: tuple[str, ...]
     rows: list[tuple[Any, ...]]
+    types: Mapping[str, type] = field(default_factory=dict)
+    """Of keys whose values may all be absent."""
 
 
 def tables(sheets: list[Sheet]) -> list[Table]:
@@ -72,7 +75,7 @@ def tables(sheets: list[Sheet]) -> list[Table]:
             wider = [one + other[1:] for one, other in zip(found[0].rows, rows, strict=True)]
             found[0] = Table(found[0].keys + keys[1:], wider)
         else:
-            found.append(Table(keys, rows))
+            found.append(Table(keys, rows, sheet.types))
     lines = [(line,) for sheet in sheets for line in sheet.lines]
     return found or [Table(("line",), lines)]
 

@@ -117,6 +117,8 @@ class Framework(Spec):
     """Has a checkpoint that keeps every second matrix product (policy ``op``)."""
     offloads_modules: bool
     """Can send modules' activations to host memory (Megatron's fine-grained offload)."""
+    offloads_activations: bool
+    """Can send all that layers store to host memory between forward and backward."""
     recomputes: Literal["layers", "ops", "modules"]
     """Which policies its options can say: all layers or none; those, every n-th layer and every
     second product; modules, segments of layers and the first layers of a chunk."""

@@ -321,6 +321,11 @@ class Training(Spec):
         """What ``lora_targets`` says."""
         return Targets(self.lora_targets)
 
+    @property
+    def moves_activations(self) -> bool:
+        """Whether activations wait in host memory from forward to backward."""
+        return bool(self.offload == "activations" or self.offload_modules or self.offload_layers)
+
     def _check_offload(self) -> None:
         for module in self.offload_modules:
             if module not in OFFLOADABLE:

@@ -14,12 +14,17 @@ from actcalc.answers.advise import advise_run
 from actcalc.answers.command_words import replaced
 from actcalc.cli.options import RunOptions
 from actcalc.cli.training import MemoryOptions
+from actcalc.cost.offload import waits
+from actcalc.cost.roofline import roofline_of
 from actcalc.io.runs import load_run
 from actcalc.plan.advice import ALIKE, Advice
 from actcalc.plan.changes import _FLAGS, words
 from actcalc.plan.cheapest import POLICY, Axes, Cheapest, merged
+from actcalc.plan.offload import Transfer
 from actcalc.plan.remedies import REMEDIES
 from actcalc.plan.trials import Trials
+from actcalc.policy.rules import NONE
+from actcalc.run.staged import StagedRun
 from tests.agreement.asking import ask
 from tests.conftest import ROOT
 from tests.sweeps import sampled
@@ -386,3 +391,38 @@ def test_a_policy_that_is_none_is_refused(cli):
     done = cli("advise", "gpt2", "--device", "a100-80gb", "--policy", "1e+308")
     assert done.code == 2
     assert "unknown policy '1e+308'" in done.err
+
+
+def test_offloaded_activations_wait_as_the_planner_says():
+    """One layer's waits are those of the planner's transfers, to a nanosecond's rounding."""
+    run = load_run("llama-3-8b", device="rtx-4090", framework="transformers")
+    roofline = roofline_of(StagedRun(run))
+    graph = roofline.model.layers[0]
+    layer, rates = roofline.layer(graph, NONE), roofline.rates
+    transfer = Transfer(
+        host_rate=int(rates.host), memory_rate=int(rates.memory),
+        forward=round(1e9 * layer.forward), backward=round(1e9 * layer.backward),
+    )  # fmt: skip
+    for moved in (10**6, 10**8, 10**9):
+        found = waits(moved, layer, rates)
+        assert 1e9 * (found.forward + found.backward) == pytest.approx(
+            sum(transfer.waits(moved, 0)), abs=4
+        )
+
+
+@pytest.mark.parametrize(
+    ("line", "flags"),
+    [
+        ("llama-3-8b --framework transformers --seq 4096 --policy none", "--offload activations"),
+        ("llama-3-8b --framework megatron --tp 2 --sp --seq 8192", "--set offload_modules="),
+    ],
+)
+def test_activations_on_the_host_are_a_remedy(line, flags):
+    found = ask("advise", *line.split(), "--device", "a100-40gb")
+    (one,) = [each for each in found["remedies"] if each["name"] == "activations on the host"]
+    assert one["change"].startswith(flags)
+    assert one["slowdown_ratio"] > 0
+    assert not one["slowdown_at_least"]
+    needed = ask("memory", *line.split(), "--device", "a100-40gb", *one["change"].split())
+    assert max(stage["total_bytes"] for stage in needed["stages"]) == one["total_bytes"]
+    assert one["freed_bytes"] == found["total_bytes"] - one["total_bytes"]
