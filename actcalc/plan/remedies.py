@@ -475,7 +475,7 @@ _ROWS = (
         offered=_any, options=_whole, source="Chen et al. 2016, arXiv:1604.06174",
     ),
     Remedy(
-        name="activations on the host", axis="offload", keeps="moved",
+        name="activation offload", axis="offload", keeps="moved",
         environment="", ordered=False,
         about="saved tensors wait in host memory from forward to backward",
         offered=lambda framework: framework.offloads_modules or framework.offloads_activations,
