@@ -21,7 +21,7 @@ def frontier_chart(result: RunPlan, units: str) -> Chart:
     points = _merged([_point(result, one, one.name, divisor, units) for one in named])
     chosen = [] if not result.feasible else [_point(result, result, "this plan", divisor, units)]
     low, high = min(sizes) / divisor, max(sizes) / divisor
-    domain = [max(0.0, low - 0.04 * (high - low)), high + 0.18 * (high - low)]
+    domain = [max(0.0, low - 0.04 * (high - low)), high + 0.24 * (high - low)]
     x = quantity("memory", f"peak memory, {unit} of one GPU", scale={"domain": domain,
                                                                      "nice": False})  # fmt: skip
     y = quantity("share", "computed again, % of a forward pass")
