@@ -80,6 +80,7 @@ LINES = (
     "plan gemma-3-27b --layers 10000 --memory 900GB --memory-model timeline",
     "plan gpt3-175b --layers 256 --pp 256 --memory 80GB",
     "plan deepseek-v4-flash --device h100-80gb",
+    "explain plan deepseek-v4-flash --layers 256 --micro-batch 1 --seq 1024",
     "plan deepseek-v4-flash --device h100-80gb --memory 50GB --activations-only --offload",
 )
 

@@ -28,6 +28,7 @@ from actcalc.cost.rates import default_note
 from actcalc.errors import SpecError, shorten
 from actcalc.io.runs import load_run
 from actcalc.run.staged import StagedRun
+from actcalc.solve.clock import limited
 from actcalc.specs.result import Result
 from actcalc.specs.run import Run
 
@@ -161,6 +162,9 @@ _LAYOUTS: tuple[dict[str, Any], ...] = (
 """Layouts of GPT-3 whose formulas are known without a model."""
 
 
+_PLAN_SECONDS = 4.0  # for terms that plan; what is left open then says so
+
+
 def explain_term(term: str, run: Run, efficiency: Mapping[str, float] | None = None) -> Explanation:
     """Explain ``term`` with the numbers of ``run``; ``SpecError`` for an unknown term.
 
@@ -169,7 +173,8 @@ def explain_term(term: str, run: Run, efficiency: Mapping[str, float] | None = N
     key = term_of(term, run)
     if key == OVERHEAD:
         return _explain_overhead(run, efficiency)
-    said = TERMS[key].explain(StagedRun(run))
+    with limited(_PLAN_SECONDS):
+        said = TERMS[key].explain(StagedRun(run))
     return Explanation(
         term=key,
         title=said.title,
