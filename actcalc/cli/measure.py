@@ -163,7 +163,7 @@ def _of_model(model: str, options: RunOptions, keep_layer: bool) -> tuple[Measur
     try:
         origin = source(model, options.from_)
     except SpecError as error:
-        config = _refused(model)
+        config = _refused(model, error)
         if config is None:
             raise
         return _alone(config, Path(model), options, str(error), real=real, keep_layer=keep_layer)
@@ -175,9 +175,10 @@ def _of_model(model: str, options: RunOptions, keep_layer: bool) -> tuple[Measur
     return measure_run(run, config, layers=options.layers, real=real, keep_layer=keep_layer)
 
 
-def _refused(name: str) -> dict[str, Any] | None:
-    """The configuration in a file whose model type nothing describes (state-space layers, ...)."""
+def _refused(name: str, error: SpecError) -> dict[str, Any] | None:
+    """The configuration in a file whose model type nothing describes: told so, or sent here."""
     from actcalc.io.hf import refused_types
+    from actcalc.io.hub.family import MEASURE_HINT
     from actcalc.measure.hf import load_config
 
     path = Path(name)
@@ -187,7 +188,8 @@ def _refused(name: str) -> dict[str, Any] | None:
         config = load_config(path)
     except SpecError:
         return None
-    return config if config["model_type"] in refused_types() else None
+    sent = error.hint == MEASURE_HINT or config["model_type"] in refused_types()
+    return config if sent else None
 
 
 def _alone(

@@ -250,7 +250,7 @@ def example_batch(
     encoder-decoder are ``decoder_seq`` long (None: as long as the input).
     """
     torch = require_torch()
-    if model.main_input_name == "pixel_values":
+    if model.main_input_name == "pixel_values" or model.input_modalities == ("image",):
         size = getattr(config, "image_size", None)
         if size is None:
             raise SpecError(

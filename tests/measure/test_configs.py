@@ -107,3 +107,29 @@ def test_latent_attention_has_a_key_for_each_head(attention):
     measured = measure_transformers(config, seq=32, attention=attention, flops=True)
     assert measured.flops is not None
     assert measured.flops.backward_flops > measured.flops.forward_flops > 0
+
+
+LLAMA4_TOWER = {
+    "model_type": "llama4_vision_model",
+    "hidden_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+    "image_size": 112,
+    "patch_size": 14,
+    "vision_output_dim": 128,
+    "projector_input_dim": 128,
+    "projector_output_dim": 128,
+    "pixel_shuffle_ratio": 0.5,
+}
+
+
+def test_a_tower_that_no_row_describes_is_measured_and_its_layer_compared(cli, tmp_path):
+    """Llama 4's vision tower, which reads images though its class does not name them first."""
+    path, layer = tmp_path / "tower.json", tmp_path / "layer.json"
+    path.write_text(json.dumps(LLAMA4_TOWER), encoding="utf-8")
+    found = cli("measure", path, "--micro-batch", 2, "--save", layer, "--json").json
+    assert found["model_class"] == "Llama4VisionModel"
+    assert [group["count"] for group in found["layers"]] == [3]
+    rows = cli("compare", layer, "--json").json["policies"]
+    assert rows[0]["stored_bytes_per_layer"] == found["layers"][0]["measured_bytes"]
