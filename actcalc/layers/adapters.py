@@ -16,7 +16,8 @@ from itertools import groupby
 from typing import Literal
 
 from actcalc.errors import SpecError
-from actcalc.layers.core.algebra import Expr
+from actcalc.layers.core.algebra import ZERO, Expr
+from actcalc.layers.core.either import exact, single
 from actcalc.layers.core.graph import DType, Graph, Op, Tensor, Weight
 from actcalc.layers.core.ops import EMBEDDING_SCOPE
 from actcalc.layers.model import LayerRun, ModelGraph
@@ -156,7 +157,15 @@ class _Tuning:
             return op
         if op.kind == "norm":
             # weight * normed keeps the normed tensor for the weight's gradient alone
-            return replace(op, saves=tuple(n for n in op.saves if n != f"{op.name}_normed"))
+            normed = f"{op.name}_normed"
+            if normed not in op.saves:
+                return op
+            # what is not there is not gone either at the highest moment of its backward
+            more = tensors[normed].bytes if op.backward_scratch != ZERO else ZERO
+            return replace(
+                op, saves=tuple(n for n in op.saves if n != normed),
+                backward_scratch=op.backward_scratch + more,
+            )  # fmt: skip
         if op.kind == "linear" and op.weights:
             inputs = {*op.inputs, f"{op.name}_input"} - {f"{low_rank(op.name)}_input"}
             return replace(op, saves=tuple(name for name in op.saves if name not in inputs))
@@ -165,9 +174,16 @@ class _Tuning:
     @property
     def _own_input(self) -> bool:
         """Whether adapters keep an input of their own instead of the layer's."""
+        return self._wide or self.training.lora_dropout
+
+    @property
+    def _wide(self) -> bool:
+        """Whether adapters cast their input to fp32: beside a quantised base autocast is left to it
+        (PEFT tuners/lora/bnb.py Linear4bit.forward, requires_conversion)."""
         training = self.training
-        wide = training.lora_dtype == "fp32" and self.before.context.act is not DType.FP32
-        return wide or training.lora_dropout
+        casts = not (self.autocast and training.base_bits != 16)
+        fp32 = training.lora_dtype == "fp32" and self.before.context.act is not DType.FP32
+        return fp32 and casts
 
     def _weight(self, op: Op, graph: Graph, weight: Weight, *, frozen: bool) -> tuple[Weight, ...]:
         """One weight as it is left, and the copy that is trained in its place."""
@@ -193,7 +209,7 @@ class _Tuning:
         training, act = self.training, self.before.context.act
         source = tensors[op.inputs[0]]
         rows = source.shape[:-1]
-        wide = training.lora_dtype == "fp32" and act is not DType.FP32
+        wide = self._wide
         dtype = DType.FP32 if wide and not self.autocast else act
         made = []
 
@@ -209,10 +225,8 @@ class _Tuning:
         keep("", (*rows, Expr.of(training.lora_rank)), dtype)
         forward, backward = op.forward_scratch, op.backward_scratch
         result = tensors[op.outputs[0]].elements
-        if wide and not self.autocast:
-            # the adapter's result and its sum with the base's; its gradient, and that of its input
-            forward = forward + result * 8
-            backward = backward + result * 4 + source.elements * 4
+        behind, ahead = self._passing(op, source, result, wide=wide)
+        forward, backward = forward + behind, backward + ahead
         if training.dora:
             keep("_result", tensors[op.outputs[0]].shape, dtype)
             keep("_base", tensors[op.outputs[0]].shape, act)
@@ -225,6 +239,25 @@ class _Tuning:
             forward_scratch=forward,
             backward_scratch=backward,
         )
+
+    def _passing(self, op: Op, source: Tensor, result: Expr, *, wide: bool) -> tuple[Expr, Expr]:
+        """Bytes that an adapter has beside what is kept, forward and backward.
+
+        Forward: its result and that scaled, beside the base's; under autocast the copy of the input
+        in the adapters' type, which is cast again. Backward, before the base's: the scaled
+        gradient, then that of its input, which waits for the base's (PEFT tuners/lora/layer.py
+        Linear.forward).
+        """
+        own = 4 if wide and not self.autocast else self.before.context.act.itemsize
+        forward = result * (2 * own)
+        if wide and self.autocast:
+            forward = forward + source.elements * 4
+        *_, outside, inside = (
+            exact(one.value(self.before.sizes)) for one in op.own_weights[0].shape
+        )
+        # the one gives way to the other
+        ahead = result if single(outside) and outside > inside else source.elements
+        return forward, ahead * (4 if wide else own)
 
 
 def _dora_scratch(
@@ -266,14 +299,15 @@ def low_rank(name: str) -> str:
 def in_module(model: ModelGraph, op: Op, weight: Weight) -> bool:
     """Whether a weight is that of a linear module, which quantisation packs and adapters wrap.
 
-    transformers' routers, and its experts as one three-dimensional parameter, are no
-    torch.nn.Linear, which alone is replaced (integrations/bitsandbytes.py replace_with_bnb_linear).
+    transformers' routers, and its experts as one three-dimensional parameter (since version 5), are
+    no torch.nn.Linear, which alone is replaced (integrations/bitsandbytes.py
+    replace_with_bnb_linear).
     """
     if len(weight.shape) < 2 or op.kind in ("embedding", "norm"):
         return False
     if not model.context.framework.hub_models:
         return True
-    return len(weight.shape) == 2 and op.name != "router"
+    return (len(weight.shape) == 2 or weight.apart) and op.name != "router"
 
 
 def adapts(model: ModelGraph, op: Op, training: Training, layer: int = 0) -> bool:

@@ -108,6 +108,8 @@ def chunks_around(
     chunk what :func:`actcalc.memory.peaks.first_gradients` says of its parts. ``waiting`` are the
     bytes per parameter of a tied table's gradient that waits.
     """
+    if sharding is not None and sharding.rules.units and sharding.root:
+        made = [_at_the_end(each) for each in made]
     found = [
         plain(parts, each, gradient, full, persistent=persistent,
               waiting=waiting * _in_both_ends(parts) if waiting else 0)
@@ -124,6 +126,15 @@ def chunks_around(
         for one, each in zip(units, found, strict=True)
     ]
     return _all_chunks(every, units) if sharding.whole else every
+
+
+def _at_the_end(made: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
+    """The same where embedding and head are one unit: the head's are reduced with the embedding's,
+    the last of all."""
+    if len(made) < 2:
+        return made
+    (first, both), *rest, (own, shared) = made
+    return [(first + own, both + shared), *rest, (0, 0)]
 
 
 def _in_both_ends(parts: Sequence[Part]) -> int:

@@ -19,11 +19,12 @@ from actcalc.layers.core.algebra import most
 from actcalc.layers.core.either import exact, greatest
 from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
+from actcalc.memory.gradients import NO_GRADIENTS, Gradients
 from actcalc.memory.known import Known
 from actcalc.memory.losses import Sizes, loss_sizes
 from actcalc.memory.offloading import check_offload
 from actcalc.memory.states import Parameters, Trained, packs, parameters_of, together, trained_of
-from actcalc.memory.working import NO_GRADIENTS, Gradients, Options, Working, working
+from actcalc.memory.working import Options, Working, working
 from actcalc.policy.offload import Away, away, whole_layer
 from actcalc.policy.outcome import LayerOutcome, layer_outcome
 from actcalc.policy.rules import NONE
@@ -160,7 +161,7 @@ class Timeline:
         if id(graph) not in self._largest:
             sizes = self.model.sizes
             trained = (weight for weight in graph.weights if not weight.frozen)
-            counts = (exact(weight.parameters.value(sizes)) for weight in trained)
+            counts = (exact(weight.at_once.value(sizes)) for weight in trained)
             self._largest[id(graph)] = greatest(counts)
         return self._largest[id(graph)]
 

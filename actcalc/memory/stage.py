@@ -12,6 +12,7 @@ from actcalc.layers.model import ModelGraph
 from actcalc.memory.around import Both, Sharding, Units, chunks_around, sharding_like
 from actcalc.memory.buffers import Buffer, buffers, sent_outputs
 from actcalc.memory.figures import BufferFigure, StageFigure
+from actcalc.memory.gradients import Gradients
 from actcalc.memory.objectives import beside_training, reference_part
 from actcalc.memory.parts import Part, Timeline
 from actcalc.memory.peaks import chunk_moments, made_by_chunk
@@ -27,7 +28,6 @@ from actcalc.memory.states import (
 )
 from actcalc.memory.table import Row, Table
 from actcalc.memory.update import StepMoment, step_moments
-from actcalc.memory.working import Gradients
 from actcalc.policy.rules import Policy, rerun_ops
 from actcalc.run.placement import Chunks, Ends
 from actcalc.run.staged import StagedRun

@@ -12,18 +12,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from actcalc.layers.adapters import low_rank
 from actcalc.layers.core.algebra import most
-from actcalc.layers.core.either import exact, greatest, rounded, same, single
+from actcalc.layers.core.either import exact, greatest, single
 from actcalc.layers.core.graph import Collective, DType, Graph, Op, Tensor, Weight
 from actcalc.layers.model import ModelGraph
+from actcalc.memory.gradients import NO_GRADIENTS, Gradients, OfTensors, OfWeights
 from actcalc.memory.known import Alive, Beside, Known
 from actcalc.policy.offload import Away
 from actcalc.policy.outcome import LayerOutcome
 
-_ALIASING = ("add", "view")
-# The fused softmax writes its gradient over that of its output (Transformer Engine
-# pytorch/csrc/extensions/softmax.cpp, Megatron-LM fused_kernels of old and Apex).
-_IN_PLACE = ("softmax", "fused")
 _DQ_BYTES = 4  # flash attention sums the gradient of q in fp32 (flash_api.cpp mha_bwd, dq_accum)
 
 
@@ -40,25 +38,6 @@ class Working(NamedTuple):
     backward_at: str
     backward_rest: int
     """The same of backward without the loss."""
-
-
-class Gradients(NamedTuple):
-    """How weight gradients come to be where they are no part of their product's kernel.
-
-    A product makes one in the activations' type; it is then cast to the type in which gradients
-    are summed. Where none was there before, autograd takes it over as it is, so that those of the
-    layer at work stay from their own op on (torch/csrc/autograd/functions/accumulate_grad.h).
-    """
-
-    summed: int = 0
-    """Bytes per parameter of the type in which gradients are summed."""
-    kept: float = 0.0
-    """Bytes per parameter that stay once the op is done: 0 where they are added to others."""
-    tied: frozenset[str] = frozenset()
-    """Scopes of weights whose first gradient waits for a second one in the same backward."""
-
-
-NO_GRADIENTS = Gradients()
 
 
 class Options(NamedTuple):
@@ -133,6 +112,7 @@ class LayerWalk:
         self.sizes = model.sizes
         self.stored = set(outcome.stored)
         self.again = {op.name for op in outcome.rerun}
+        self.at_once = outcome.at_once
         self.restored = set(outcome.restored)
         self.act = model.context.act.itemsize
         self.known = known
@@ -151,9 +131,12 @@ class LayerWalk:
     def _inside(self, op: Op, backward: bool) -> int:
         """Temporaries inside one op: gathered and unreduced buffers, a weight gradient."""
         extra: int = self._loss(op, backward) if op.kind == "loss" else 0
-        extra += exact((op.backward_scratch if backward else op.forward_scratch).value(self.sizes))
+        own = exact((op.backward_scratch if backward else op.forward_scratch).value(self.sizes))
         if op.name in self.options.dequantises:
-            extra += greatest(self._counts(op.own_weights)) * self.act
+            each = (exact(one.at_once.value(self.sizes)) for one in op.own_weights)
+            made = greatest(each) * self.act
+            own = most(own, made + (self._after_adapter(op) if backward else 0))
+        extra = extra + own
         for comm in op.backward_comm if backward else op.comm:
             if comm.collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER):
                 if (
@@ -181,6 +164,16 @@ class LayerWalk:
             if op.kind == "embedding" and not options.op_by_op:
                 extra += sum(self._counts(trained)) * self.act
         return extra
+
+    def _after_adapter(self, op: Op) -> int:
+        """Bytes that an op's product has more in backward as its adapter ran before: the gradient
+        of its input waits for the product's, and what the adapter kept is gone."""
+        if not any(weight.added == "adapter" for weight in op.weights):
+            return 0
+        kept = low_rank(op.name)
+        return self.size(op.inputs[0]) - sum(
+            self.size(name) for name in op.saves if name.startswith(kept)
+        )
 
     def _counts(self, weights: Iterable[Weight]) -> Iterator[int]:
         return (exact(weight.parameters.value(self.sizes)) for weight in weights)
@@ -223,10 +216,10 @@ class LayerWalk:
         """The highest moment of a forward pass that keeps ``kept``."""
         return _highest(self.forward_moments(kept))
 
-    def forward_moments(self, kept: set[str]) -> Iterator[Instant]:
-        """The moments of a forward pass that keeps ``kept``, in order."""
+    def forward_moments(self, kept: set[str], cached: Iterable[str] = ()) -> Iterator[Instant]:
+        """The moments of a forward pass that keeps ``kept``; ``cached`` is there already."""
         graph = self.graph
-        alive = Alive(self.known.own, (graph.input,))
+        alive = Alive(self.known.own, (graph.input, *cached))
         yield Instant("", alive.total, alive.names, {}, 0)
         for op, ends in zip(graph.ops, self.known.ends, strict=True):
             alive.add(op.outputs)
@@ -247,7 +240,8 @@ class LayerWalk:
     def backward_moments(self, *, whole: bool) -> Iterator[Instant]:
         """The moments of the backward pass, re-runs included, in order.
 
-        A layer re-run ``whole`` makes all it saved before its backward begins.
+        A layer re-run ``whole``, or under one checkpoint, makes all it saved before its backward
+        begins.
         """
         graph, known = self.graph, self.known
         trip = _Trip(self)
@@ -255,13 +249,15 @@ class LayerWalk:
         pending = set(self.restored)
         beside = self.beside()
         savers = dict(known.savers)
-        if whole:
+        if whole or self.at_once:
+            cached = () if whole else self.stored
             gradient, sizes = beside[0].before, beside[0].before_sizes
             lacking = 0 if graph.input in self.stored else self.size(graph.input)
-            for moment in self.forward_moments(set(graph.saved)):
+            for moment in self.forward_moments(set(graph.saved), cached):
                 total = moment.total + gradient + lacking
                 yield Instant("re-run", total, moment.alive, sizes, moment.inside + lacking)
             alive.add(pending)
+            alive.drop(set(cached) - set(graph.saved))
             pending = set()
         groups = _Groups(graph, self.again)
         for op, own in zip(reversed(graph.ops), beside, strict=True):
@@ -297,7 +293,9 @@ class LayerWalk:
     def beside(self) -> Sequence[Beside]:
         """What each op's backward has alive beside tensors, from the last op on."""
         if not self.known.beside:
-            gradients, weights = _Gradients(self), _WeightGradients(self)
+            options, known = self.options, self.known
+            gradients = OfTensors(known, op_by_op=options.op_by_op)
+            weights = OfWeights(known, options.gradients, self.act, op_by_op=options.op_by_op)
             gradients.add(self.graph.output)
             for op in reversed(self.graph.ops):
                 before, kept = gradients.seen(), weights.kept
@@ -356,100 +354,6 @@ class _Trip:
         if op.name in self.first:
             self.more += self.coming.pop()
         return set() if op.name in self.layer.again else self.late.intersection(op.saves)
-
-
-class _Gradients:
-    """Gradients alive, by storage: views and sums hand a storage on."""
-
-    def __init__(self, layer: LayerWalk) -> None:
-        self.layer = layer
-        self.storage: dict[str, int] = {}
-        self.names: dict[int, int] = {}
-        self.sizes: dict[int, int] = {}
-        self.count = 0
-        self.total = 0
-
-    def add(self, name: str) -> None:
-        """A gradient of its own for ``name``."""
-        known = self.layer.known
-        if name in known.without_gradient:
-            return
-        self.count += 1
-        self.storage[name] = self.count
-        self.names[self.count] = 1
-        self.sizes[self.count] = known.sizes[name]
-        self.total = self.total + known.sizes[name]
-
-    def seen(self) -> tuple[int, Mapping[int, int]]:
-        """Bytes of all, and of each storage."""
-        return self.total, dict(self.sizes)
-
-    def pass_on(self, op: Op) -> int:
-        """Make (or hand on) the gradients of the op's inputs; bytes of those only to be added."""
-        handing = op.kind in _ALIASING
-        aliasing = handing or (op.kind, op.kernel) == _IN_PLACE
-        outputs = op.outputs if aliasing else ()
-        given = next((self.storage[n] for n in outputs if n in self.storage), None)
-        added = 0
-        for name in op.inputs:
-            if name in self.storage:
-                # summed in place into the gradient that is there
-                # (torch/csrc/autograd/input_buffer.cpp can_accumulate_inplace)
-                if self.layer.options.op_by_op and not handing:
-                    added += self.layer.size(name)
-            elif given is not None and same(self.sizes[given], self.layer.size(name)):
-                self.storage[name] = given
-                self.names[given] += 1
-            else:
-                self.add(name)
-        return added
-
-    def drop(self, names: Iterable[str]) -> None:
-        """Forget the gradients of ``names``; a storage goes with its last name."""
-        for name in names:
-            number = self.storage.pop(name, None)
-            if number is None:
-                continue
-            self.names[number] -= 1
-            if not self.names[number]:
-                self.total = self.total - self.sizes.pop(number)
-
-
-class _WeightGradients:
-    """Gradients of one layer's weights, as autograd makes and keeps them.
-
-    Those of a tied table wait for one another: the product's is a view (its weight is read
-    transposed), so that the look-up's is added out of place; a cast one is added to in place.
-    """
-
-    def __init__(self, layer: LayerWalk) -> None:
-        self.layer = layer
-        self.rule = layer.options.gradients
-        self.active = layer.options.op_by_op
-        self.kept = 0
-        self._known: set[str] = set()
-
-    def pass_on(self, op: Op) -> tuple[int, int]:
-        """Bytes of weight gradients while ``op`` runs backward, and while its own are summed."""
-        if not self.active or not op.weights:
-            return self.kept, self.kept
-        rule = self.rule
-        first = rule.summed if op.kind == "embedding" else min(self.layer.act, rule.summed)
-        made = summed = stays = 0
-        for weight, count in zip(op.weights, self.layer.known.parameters(op), strict=True):
-            if weight.frozen:
-                continue
-            made += count * first
-            summed += count * (rule.summed if first != rule.summed else 0)
-            if weight.scope in rule.tied and op.kind == "embedding":
-                if weight.scope not in self._known and self.layer.act == rule.summed:
-                    summed += count * rule.summed
-            elif weight.scope not in self._known:
-                stays += rounded(count * rule.kept)
-            self._known.add(weight.scope) if weight.scope else None
-        now = self.kept + made
-        self.kept = self.kept + stays
-        return now, now + summed
 
 
 class _Groups:

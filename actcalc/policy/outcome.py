@@ -34,6 +34,9 @@ class LayerOutcome:
     ``restored`` names the saved tensors that a re-run makes again and that are alive together when
     the layer's backward begins. ``rerun`` are the ops that run again.
     ``detached``: no gradient passes, so that nothing is kept and there is no backward.
+    ``at_once``: one checkpoint spans the layer, so that all that re-runs does so before the layer's
+    backward begins, and what it cached goes with its last reader (torch/utils/checkpoint.py:
+    the first saved tensor that is asked for re-runs the function; _CachedTorchDispatchMode pops).
     """
 
     graph: Graph
@@ -42,6 +45,7 @@ class LayerOutcome:
     restored: tuple[str, ...]
     rerun: tuple[Op, ...]
     detached: bool = False
+    at_once: bool = False
 
     @property
     def own(self) -> tuple[str, ...]:
@@ -101,4 +105,5 @@ def layer_outcome(model: ModelGraph, graph: Graph, policy: Policy) -> LayerOutco
         copies=copies,
         restored=restored,
         rerun=executed(graph, rerun, early_stop=early),
+        at_once=policy.per_op,
     )

@@ -169,7 +169,7 @@ class Family:
             outcome = memory.timeline.stages.outcome(self.model.layers[layer])
             again = tuple(op.name for op in outcome.rerun)
             key = (outcome.stored, outcome.restored, again, outcome.copies, memory.policy.whole,
-                   outcome.detached)  # fmt: skip
+                   outcome.detached, outcome.at_once)  # fmt: skip
             if key not in known:
                 known[key] = self._bytes(memory.timeline.alive_alone(layer))
             found.append(known[key])

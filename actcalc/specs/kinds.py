@@ -402,6 +402,7 @@ _PYTORCH: Mapping[str, Kind] = {
         "the experts",
         {
             "grouped": "grouped products of sorted tokens (integrations/moe.py)",
+            "modules": "linear layers of each, one after another (transformers below 5)",
             "every_token": "every token through every expert (modeling_llama4.py)",
             "token_choice": "dispatched, with a router of their own (torchtitan moe.py MoE)",
         },

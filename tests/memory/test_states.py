@@ -173,3 +173,18 @@ def test_tied_table_lives_on_both_ends_of_a_pipeline_and_once_on_one_stage() -> 
     many = report("gpt3-175b", layout={"tp": 8, "pp": 8}).stages
     table = 51200 * 12288 // 8
     assert sum(stage.parameters for stage in many) - one.parameters == table
+
+
+def test_experts_are_packed_where_they_are_linear_layers() -> None:
+    """transformers below 5: a ModuleList of torch.nn.Linear, which bitsandbytes replaces."""
+    asked = {"training": {"lora_rank": 16, "base_bits": 4}, "layout": {"dp": 2, "zero": 3}}
+    new, old = (
+        report("mixtral-8x7b", framework=name, **asked).stages[0]
+        for name in ("transformers", "transformers@4.50")
+    )
+    experts = 32 * 8 * 3 * 4096 * 14336
+    assert new.weights_bytes > experts * 2 // 2
+    # half a byte and a 64th for its scales (an fp32 one for each 256 of those), over two ranks
+    packed = (experts // 2 + experts // 64 * (1 + 4 / 256)) / 2
+    more = (new.weights_bytes - experts) - (old.weights_bytes - packed)
+    assert abs(more) < 0.01 * experts  # adapters of the experts alone

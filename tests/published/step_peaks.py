@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.agreement.asking import answer
 
@@ -20,6 +20,15 @@ DATA = json.loads(
     )
 )
 CASES = {case["id"]: case for case in DATA["cases"]}
+MORE = {
+    case["id"]: case
+    for case in json.loads(
+        (Path(__file__).resolve().parents[1] / "data" / "fake_step_peaks_more.json").read_text(
+            encoding="utf-8"
+        )
+    )["cases"]
+}
+"""Steps of the same models with few layers, and mostly small vocabularies."""
 
 STATED = {
     "llama-3.2-1b/s512-loop": [
@@ -58,10 +67,19 @@ class Traced(NamedTuple):
 
 def traced(name: str) -> Traced:
     """One case, without cuBLAS workspaces, which the traces do not have."""
-    case = CASES[name]
+    return _beside(name, CASES[name])
+
+
+def traced_more(name: str) -> Traced:
+    """One of ``MORE``."""
+    return _beside(name, MORE[name])
+
+
+def _beside(name: str, case: dict[str, Any]) -> Traced:
     with TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
-        config.write_text(json.dumps(DATA["configs"][case["model"]]), encoding="utf-8")
+        stated = {**DATA["configs"][case["model"]], **case.get("config", {})}
+        config.write_text(json.dumps(stated), encoding="utf-8")
         words = [str(config) if word == "CONFIG" else word for word in case["command"]]
         (stage,) = json.loads(answer([*words, *STATED.get(name, [])]))["stages"]
     beside = sum(b["bytes"] for b in stage["buffers"] if b["name"] == "cuBLAS workspace")

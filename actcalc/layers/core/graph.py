@@ -66,7 +66,8 @@ class Weight:
     groups than the rest (expert parallelism). ``scope`` names tensors that several layers share
     (a tied embedding): equal scopes are counted once where they live together. A ``frozen`` one has
     no gradient. What fine-tuning ``added`` is none of the model's own weights: an adapter's, or a
-    trained copy of a frozen one.
+    trained copy of a frozen one. One that lies ``apart`` is a matrix in a module of its own for
+    each of its first dimension (experts that are no single parameter).
     """
 
     name: str
@@ -75,11 +76,17 @@ class Weight:
     scope: str = ""
     frozen: bool = False
     added: Literal["", "adapter", "copy"] = ""
+    apart: bool = False
 
     @cached_property
     def parameters(self) -> Expr:
         """Number of parameters on one rank."""
         return product(self.shape)
+
+    @property
+    def at_once(self) -> Expr:
+        """Parameters of one tensor of it."""
+        return product(self.shape[1:]) if self.apart else self.parameters
 
 
 class Collective(Enum):

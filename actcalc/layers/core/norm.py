@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from actcalc.layers.core.algebra import Expr, Operand
+from actcalc.layers.core.algebra import Expr, Operand, product
 from actcalc.layers.core.context import Context
 from actcalc.layers.core.graph import DType, GraphBuilder, Weight
 
@@ -23,6 +23,24 @@ class _Norm:
     out: DType
     made: list[str]
     saves: list[str]
+    in_python: bool = False
+    """Made of single ops, with the mean of squares."""
+
+    @property
+    def backward_bytes(self) -> int:
+        """Bytes per element at the highest moment of its backward, beside what the op's gradients
+        and saved tensors count.
+
+        As the square's gradient is made five tensors in fp32 are there: the gradient from the
+        product with rstd, the mean's, and three of pow_backward (FunctionsManual.cpp). The gradient
+        of the output is gone by then, and the normed tensor, too.
+        """
+        if not self.in_python:
+            return 0
+        normed = f"{self.name}_normed"
+        gone = [self.out, self.g.dtype(self.source)]
+        gone += [self.g.dtype(normed)] if normed in self.saves else []
+        return max(0, 5 * DType.FP32.itemsize - sum(one.itemsize for one in gone))
 
     def keep(self, what: str, dtype: DType, shape: tuple[Expr, ...] | None = None) -> str:
         """Make a tensor and save it."""
@@ -103,6 +121,7 @@ def _rms(n: _Norm) -> None:
     pow and the product with rstd keep the fp32 copy, the product with the weight what was cast
     back.
     """
+    n.in_python = True
     n.keep_source_fp32()
     n.keep_statistic()
     n.keep("normed", n.g.dtype(n.source))
@@ -110,6 +129,7 @@ def _rms(n: _Norm) -> None:
 
 def _rms_late_cast(n: _Norm) -> None:
     """``(weight * (x.float() * rstd)).to(x.dtype)`` (Olmo2RMSNorm): the normed tensor in fp32."""
+    n.in_python = True
     n.keep_source_fp32()
     n.keep_statistic()
     n.keep("normed", DType.FP32)
@@ -139,6 +159,7 @@ def _rms_pow_unweighted(n: _Norm) -> None:
 
 def _rms_gemma(n: _Norm) -> None:
     """``(x.float() * rstd) * (1 + weight.float())``, cast back (Gemma): all of it in fp32."""
+    n.in_python = True
     n.keep_source_fp32()
     n.keep_statistic()
     n.keep("normed", DType.FP32)
@@ -160,6 +181,7 @@ def _rms_t5(n: _Norm) -> None:
 
 def _rms_unweighted(n: _Norm) -> None:
     """``x.float() * rstd``, cast back (Llama4TextL2Norm)."""
+    n.in_python = True
     n.keep_source_fp32()
     n.keep_statistic()
     n.out = n.g.dtype(n.source)
@@ -232,5 +254,6 @@ def norm(
     g.op(
         name, "norm", group, [source], [made, *n.made],
         saves=n.saves, weights=weights, modules=modules, kernel=ctx.kernel(kind),
+        backward_scratch=product(dims) * n.backward_bytes,
     )  # fmt: skip
     return made

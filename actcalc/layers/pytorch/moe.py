@@ -365,6 +365,58 @@ def _grouped(g: GraphBuilder, ctx: Context, source: str, weights: str) -> str:
     return out
 
 
+def _modules(g: GraphBuilder, ctx: Context, source: str, weights: str) -> str:
+    """Experts as modules of linear layers, one after another (MixtralSparseMoeBlock before 5).
+
+    Each gathers its tokens and weighs its result: the places of both, the gathered tokens, every
+    product's input and the weighed result are kept; the mask that says which tokens are whose is
+    dropped. One after another they keep what they would together.
+    """
+    rows, wide, hidden = ctx.tokens * symbol("K"), symbol("w"), _width(ctx)
+    dtype = g.dtype(source)
+    places = g.tensor("expert_places", (rows, Expr.of(2)), DType.INT64)
+    chosen = g.tensor("expert_mask", (symbol("E"), symbol("K"), ctx.tokens), DType.INT64)
+    gathered = g.tensor("expert_input", (rows, hidden), dtype)
+    sorted_weights = g.tensor("expert_weights", (rows, ONE), g.dtype(weights))
+    g.op(
+        "expert_gather", "copy", GROUP, [source, weights],
+        [gathered, sorted_weights, chosen, places], saves=[places], modules=EXPERTS,
+    )  # fmt: skip
+    active = _linear_of_each(g, ctx, "expert_w1", gathered, (rows, hidden, wide))
+    active = activate(g, ctx, "expert_activation", active, (rows, wide), modules=EXPERTS)
+    if ctx.model.gated:
+        up = _linear_of_each(g, ctx, "expert_w3", gathered, (rows, hidden, wide))
+        active = product(g, "expert_gated", active, up, (rows, wide), modules=EXPERTS)
+    down = _linear_of_each(g, ctx, "expert_w2", active, (rows, wide, hidden))
+    out = g.tensor("experts_out", (ctx.b, ctx.s, hidden), dtype)
+    g.op(
+        "expert_combine", "multiply", GROUP, [down, sorted_weights, chosen], [out],
+        saves=[sorted_weights, down, places], modules=EXPERTS,
+    )  # fmt: skip
+    return out
+
+
+def _linear_of_each(
+    g: GraphBuilder, ctx: Context, name: str, source: str, shape: tuple[Expr, Expr, Expr]
+) -> str:
+    """Append the same linear layer of every expert, on its own tokens; autocast copies weights."""
+    rows, inside, outside = shape
+    out = g.tensor(f"{name}_out", (rows, outside), ctx.act)
+    made, saves = [out], [source]
+    if g.dtype(source) is not ctx.act:
+        saves = [g.tensor(f"{name}_input", (rows, inside), ctx.act)]
+        made += saves
+    whole = (symbol("E"), outside, inside)
+    if ctx.autocast:
+        saves.append(g.tensor(f"{name}_weight", whole, ctx.act))
+        made.append(saves[-1])
+    g.op(
+        name, "linear", GROUP, [source], made, saves=saves, flops=rows * inside * outside * 2,
+        weights=[Weight(f"{name}.weight", whole, expert=True, apart=True)], modules=EXPERTS,
+    )  # fmt: skip
+    return out
+
+
 def _every_token(g: GraphBuilder, ctx: Context, source: str, weights: str) -> str:
     """Every expert multiplies every token, scaled by its routing weight first (Llama4TextMoe).
 
@@ -415,6 +467,7 @@ def _batched(
 
 EXPERT_KERNELS: dict[str, Callable[[GraphBuilder, Context, str], str]] = {
     "grouped": partial(_routed, _grouped),
+    "modules": partial(_routed, _modules),
     "every_token": partial(_routed, _every_token),
     "token_choice": token_choice,
 }
