@@ -113,12 +113,12 @@ METRICS = {
     "allocated": "allocated", "active": "allocated", "activations": "allocated",
     "reserved": "reserved", "device": "device",
 }  # fmt: skip
-OUTSIDE = "what libraries take beside the allocator is not known in full"
 
 
 def groups(ci: Sequence[Case]) -> None:
     """Errors by what was measured, and by kind of run: median, bias, largest."""
     rows: dict[tuple[str, str], list[float]] = {}
+    causes: dict[str, list[str]] = {}
     for name in CASES:
         step = traced(name)
         rows.setdefault(("traced step", step.kind), []).append(step.error)
@@ -128,7 +128,9 @@ def groups(ci: Sequence[Case]) -> None:
     for case in published_cases():
         metric = METRICS.get(case.metric.split(",")[0].split(" ")[0])
         if metric and not case.left_out:
-            rows.setdefault((metric, case.name.split("/")[0]), []).append(case.error)
+            kind = case.name.split("/")[0]
+            rows.setdefault((metric, kind), []).append(case.error)
+            causes.setdefault(kind, []).append(case.cause)
     print("## By what was measured\n")
     print(
         "Median absolute error, bias (median error; below zero: too little is predicted) and "
@@ -141,7 +143,7 @@ def groups(ci: Sequence[Case]) -> None:
     print("| :-- | :-- | --: | --: | --: | --: | :-- |")
     for (metric, kind), errors in sorted(rows.items(), key=lambda row: _order(row[0])):
         bias = median(errors)
-        cause = OUTSIDE if metric == "device" else "see the cases' notes"
+        cause = "; ".join(dict.fromkeys(filter(None, causes.get(kind, []))))
         print(
             f"| {metric} | {kind} | {len(errors)} | {100 * median(map(abs, errors)):.1f} % | "
             f"{per_cent(bias)} | {per_cent(max(errors, key=abs))} | "
