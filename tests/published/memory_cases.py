@@ -47,8 +47,8 @@ CAUSES = {
     "bloom/": "whole device; sizes of communicators are those of one node of A100",
     "hf-bertlarge": (
         "the page prints 1.41 GB for context and kernels, where 0.99 is taken: nearly all that the "
-        "runs with re-run layers lack; the rest of the others is open (before PyTorch 2.0 zero_grad "
-        "kept gradients)"
+        "runs with re-run layers lack; the rest of the others is open (before PyTorch 2.0 "
+        "zero_grad kept gradients)"
     ),
     "lomo/": (
         "transformers of 2023: LlamaAttention took torch.max of the scores, which keeps them once "
