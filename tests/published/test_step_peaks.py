@@ -75,7 +75,7 @@ FEW = ("mistral-s", "fsdp-mistral-ck", "fsdp-llama8b-ck", "titan8b-s-op", "llama
 def test_a_traced_step_of_few_layers(name: str) -> None:
     step = traced_more(name)
     apart = {one for names in APART.values() for one in names}
-    assert abs(step.error) <= (0.06 if name in apart else 0.0105)
+    assert abs(step.error) <= (0.08 if name in apart else 0.0105)
     assert abs(step.error) > 0.008 or name not in apart
     assert abs(step.resident_predicted / step.resident - 1) <= 0.001
 
