@@ -16,7 +16,7 @@ from actcalc.layers.core.either import nothing, real
 from actcalc.layers.core.graph import Collective
 from actcalc.layers.core.ops import EMBEDDING_SCOPE
 from actcalc.layers.model import ModelGraph
-from actcalc.memory.states import alike, recipe, replicas
+from actcalc.memory.states import alike, in_units, recipe, replicas
 from actcalc.specs.framework import Framework
 from actcalc.specs.recipes import Recipe
 from actcalc.specs.training import Training
@@ -42,9 +42,11 @@ class Reduction(NamedTuple):
     """Of gathering what sharded states updated."""
 
     def exposed(
-        self, training: Training, busiest: LayerTime, rates: Rates, *, overlaps: bool
+        self, training: Training, busiest: LayerTime, rates: Rates, times: float, *, overlaps: bool
     ) -> float:
         """Seconds that nothing hides; the work beside them is the ``busiest`` stage's.
+
+        Gradients are reduced so many ``times`` in a step, each beside one micro-batch's backward.
 
         PyTorch's DDP reduces beside the last backward (``overlaps``); Megatron reduces after it
         unless told to overlap (overlap_grad_reduce is off by default), and gathers what its
@@ -57,7 +59,7 @@ class Reduction(NamedTuple):
             reduced = beside(busiest.backward, reduced, share) - busiest.backward
         if training.overlapped_gather:
             gathered = beside(busiest.forward, gathered, share) - busiest.forward
-        return reduced + gathered
+        return times * reduced + gathered
 
 
 def reduction(
@@ -84,6 +86,19 @@ def reduction(
             parts = replicas(layout, training, expert=expert, states=True)
             gathered += collective_seconds(Collective.ALL_GATHER, weights, parts, stride, rates)
     return Reduction(reduced, gathered)
+
+
+def reduces_each(model: ModelGraph, training: Training) -> bool:
+    """Whether every micro-batch's gradients are reduced, not only those of a step's last.
+
+    A rank that keeps a part of the gradients has nowhere to sum whole ones: each backward reduces
+    (DeepSpeed runtime/zero/stage_1_and_2.py reduce_ready_partitions under partition_gradients;
+    Megatron-FSDP's grad_reduce_every_bprop; torch fully_shard). fully_shard in a pipeline sums them
+    whole and reduces once (memory/around.py). ZeRO-3's are reduced layer by layer (cost/step.py).
+    """
+    layout = model.context.layout
+    whole = layout.pp > 1 and in_units(model, recipe(model, training))
+    return layout.zero == 2 and not whole
 
 
 def scattered_seconds(gradients: float, ranks: int, parts: int, stride: int, rates: Rates) -> float:

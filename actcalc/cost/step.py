@@ -19,6 +19,7 @@ from actcalc.cost.rates import Rates
 from actcalc.cost.replicas import (
     logged_seconds,
     reduced_bytes,
+    reduces_each,
     reduction,
     scattered_seconds,
     tied_seconds,
@@ -115,7 +116,7 @@ def step_time(
     owned = [rank_parameters(staged.graph, Counter(graphs), training) for graphs in held]
     # the busiest rank: parameters of all replicas, and routed experts
     trained = max((parameters.reduced for parameters in owned), key=sum)
-    gradients = _gradients(staged, trained, rates, busiest)
+    gradients = _gradients(staged, trained, rates, busiest, batches)
     optimizer = max(
         optimizer_time(staged.graph, graphs, training, rates, parameters).total
         for graphs, parameters in zip(held, owned, strict=True)
@@ -397,9 +398,9 @@ def hides_messages(run: Run) -> bool:
 
 
 def _gradients(
-    staged: StagedRun, parameters: tuple[int, int], rates: Rates, busiest: LayerTime
+    staged: StagedRun, parameters: tuple[int, int], rates: Rates, busiest: LayerTime, batches: int
 ) -> float:
-    """Exposed seconds of what ranks do together once: gradients, sharded weights, metrics.
+    """Exposed seconds of what ranks do together: gradients, sharded weights, metrics.
 
     ZeRO-3 has reduced and gathered layer by layer.
     """
@@ -412,4 +413,5 @@ def _gradients(
         return float(after)
     exchange = reduction(staged.graph, run.training, parameters, rates)
     overlaps = run.framework.overlaps_reduction
-    return float(after + exchange.exposed(run.training, busiest, rates, overlaps=overlaps))
+    times = batches if reduces_each(staged.graph, run.training) else 1
+    return float(after + exchange.exposed(run.training, busiest, rates, times, overlaps=overlaps))

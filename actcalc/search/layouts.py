@@ -13,9 +13,10 @@ from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from actcalc.cost.optimizer import optimizer_time
-from actcalc.cost.replicas import Reduction, reduction
+from actcalc.cost.replicas import Reduction, reduces_each, reduction
 from actcalc.layers.core.either import greatest
 from actcalc.layers.core.graph import Graph
 from actcalc.layers.model import ModelGraph
@@ -136,6 +137,11 @@ class Layouts:
             )
             self._exchange[key] = Reduction(reduced, gathered)  # type: ignore[arg-type]
         return self._exchange[key]
+
+    def reduced_each(self, *, piped: bool) -> NDArray[np.bool_]:
+        """For each ZeRO stage whether every micro-batch's gradients are reduced."""
+        models = (self._model(zero, piped=piped) for zero in self.zeros)
+        return np.array([reduces_each(model, self.training) for model in models])
 
     # --- one stage --------------------------------------------------------------------------------
 

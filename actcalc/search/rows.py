@@ -398,9 +398,10 @@ class CutRows:
         run, layout = self.lanes.run, self.batches.layout[rows.batch]
         whole: Any = self.layouts.exchange(different)
         exchange = Reduction(*(one[layout, rows.zero] for one in whole))
-        return exchange.exposed(
-            run.training, busiest, self.lanes.rates, overlaps=run.framework.overlaps_reduction
-        )
+        each = self.layouts.reduced_each(piped=self.cut.pp > 1)[rows.zero]
+        times: Any = np.where(each, self.batches.rounds[rows.batch], 1)
+        overlaps = run.framework.overlaps_reduction
+        return exchange.exposed(run.training, busiest, self.lanes.rates, times, overlaps=overlaps)
 
     @cached_property
     def _after(self) -> Floats:

@@ -493,5 +493,7 @@ class Model(Spec):
             updates["pattern"] = "".join(self.pattern[i % len(self.pattern)] for i in range(layers))
         for name in ("no_rope_layers", "sparse_layers"):
             updates[name] = tuple(i for i in getattr(self, name) if i < layers)
-        updates["kv_shared_layers"] = max(0, layers - self.layers + self.kv_shared_layers)
+        if self.kv_shared_layers:
+            own = self.layers - self.kv_shared_layers
+            updates["kv_shared_layers"] = max(0, layers - own)
         return updates

@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 
 from actcalc.cost.collective import collective_seconds, send_seconds
-from actcalc.cost.replicas import logged_seconds, reduction, scattered_seconds, tied_seconds
+from actcalc.cost.replicas import (
+    logged_seconds,
+    reduces_each,
+    reduction,
+    scattered_seconds,
+    tied_seconds,
+)
 from actcalc.cost.roofline import roofline_of
 from actcalc.cost.step import step_time
 from actcalc.io.runs import load_run
@@ -93,3 +99,24 @@ def test_metrics_are_gathered_rank_by_rank():
     assert logged_seconds(one.run.training, framework, rates, 64) == 0
     longer = StagedRun(replace(one.run, training=training))
     assert step_time(NONE, roofline_of(longer)).gradients == pytest.approx(found)
+
+
+@pytest.mark.parametrize(("zero", "each"), [(1, False), (2, True)])
+def test_sharded_gradients_are_reduced_after_every_microbatch(zero, each):
+    """Nowhere are whole ones summed (ZeRO-2); with ZeRO-1 they are, and reduced once."""
+    layout = {"tp": 8, "dp": 8, "zero": zero}
+    one, two, five = (
+        gradients(layout=layout, workload={"micro_batch": 1, "global_batch": 8 * batches})
+        for batches in (1, 2, 5)
+    )
+    assert five - one == pytest.approx(4 * (two - one))
+    assert (two > one) is each
+
+
+@pytest.mark.parametrize(("pp", "each"), [(1, True), (4, False)])
+def test_units_in_a_pipeline_sum_whole_gradients(pp, each):
+    """fully_shard's gradients are whole until a pipeline's last micro-batch."""
+    layout = {"pp": pp, "dp": 8, "zero": 2}
+    values = {"micro_batch": 1, "global_batch": 64}
+    one = StagedRun(load_run("llama-3-8b", framework="torchtitan", layout=layout, workload=values))
+    assert reduces_each(one.graph, one.run.training) is each
