@@ -290,7 +290,7 @@ def _taken(model: Any, batch: dict[str, Any]) -> dict[str, Any]:
 
 def _language(model: Any) -> Any:
     """The language model of a vision-language one, whose tower is part of its embedding."""
-    return getattr(getattr(model, "model", None), "language_model", model)
+    return getattr(getattr(model, "model", model), "language_model", model)
 
 
 def measure_transformers(

@@ -104,6 +104,9 @@ def uncounted_images(cls: Any) -> Iterator[None]:
     Qwen3-VL adds features to the stream at the places of a mask: indexing by it and putting back
     keep the mask alone (derivatives.yaml ``index``, ``index_put_``), as the addition that stands in
     for them does.
+
+    Llama 4 hands on ``image_outputs`` of its language model's output, which has none
+    (modeling_llama4.py, 5.24), so that the output with images stands in for it.
     """
     torch = require_torch()
     name = "_check_tensor_all_with"
@@ -112,6 +115,9 @@ def uncounted_images(cls: Any) -> Iterator[None]:
     for found in vars(module).values():
         if isinstance(found, type) and "_deepstack_process" in vars(found):
             changes.append((found, "_deepstack_process", _added))
+    name = "MoeCausalLMOutputWithPast"
+    if cls.__name__ == "Llama4ForConditionalGeneration" and hasattr(module, name):
+        changes.append((module, name, module.Llama4CausalLMOutputWithPast))
     with patched(*changes):
         yield
 

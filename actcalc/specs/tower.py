@@ -21,6 +21,7 @@ class Tower(Spec):
         "qwen2_5_vl_vision",
         "qwen3_vl_vision",
         "internvl_vision",
+        "llama4_vision_model",
     ]
     """The hub's ``model_type`` of the tower."""
     layers: Layers
@@ -60,19 +61,33 @@ class Tower(Spec):
     (Qwen3-VL's DeepStack)."""
     unread: Count = 0
     """Layers at its end that run but whose output nobody reads (LLaVA reads the last but one)."""
-    projector: Literal["mlp", "pooled", "merger", "shuffled"] = "mlp"
+    projector: Literal["mlp", "pooled", "merger", "shuffled", "three"] = "mlp"
     """Two products with an activation between them (LLaVA); patches averaged, normed and multiplied
     by one matrix (Gemma 3); squares of normed patches, side by side, through two products
-    (Qwen-VL); or such squares normed as a whole (InternVL)."""
+    (Qwen-VL); such squares normed as a whole (InternVL); or squares through two products with an
+    activation behind each, which are the tower's, and one more (Llama 4)."""
+    projector_width: Count = 0
+    """Width between the three products of Llama 4; 0: none."""
     merge: Size = 1
-    """Side in patches of the square that becomes one token (Qwen-VL, InternVL: 2)."""
+    """Side in patches of the square that becomes one token (Qwen-VL, InternVL, Llama 4: 2)."""
     tokens: Size
     """Tokens that one image takes in the sequence."""
 
     @property
     def class_token(self) -> bool:
-        """A token without a patch leads the sequence (CLIP, InternVL)."""
-        return self.family in ("clip_vision_model", "internvl_vision")
+        """A token without a patch is part of the sequence (CLIP, InternVL, Llama 4)."""
+        return self.family in ("clip_vision_model", "internvl_vision", "llama4_vision_model")
+
+    @property
+    def unfolds(self) -> bool:
+        """Patches are copied out of the image for a product that keeps them, not convolved, and
+        queries and keys are rotated beside the learned positions (Llama 4)."""
+        return self.family == "llama4_vision_model"
+
+    @property
+    def pre_norm(self) -> bool:
+        """A norm precedes the layers, and patches get no bias (CLIP, Llama 4)."""
+        return self.family in ("clip_vision_model", "llama4_vision_model")
 
     @property
     def sees_itself(self) -> bool:
@@ -106,6 +121,12 @@ class Tower(Spec):
         if self.unread >= self.layers:
             raise SpecError(
                 f"tower.unread {self.unread} leaves none of {self.layers} layers", "use fewer"
+            )
+        if (self.projector == "three") != bool(self.projector_width):
+            raise SpecError(
+                f"tower.projector_width {self.projector_width} does not go with tower.projector "
+                f"{self.projector}",
+                "give a width with projector three, and with no other",
             )
         if self.projector == "mlp" and self.tokens != self.grid:
             raise SpecError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -133,3 +134,16 @@ def test_a_tower_that_no_row_describes_is_measured_and_its_layer_compared(cli, t
     assert [group["count"] for group in found["layers"]] == [3]
     rows = cli("compare", layer, "--json").json["policies"]
     assert rows[0]["stored_bytes_per_layer"] == found["layers"][0]["measured_bytes"]
+
+
+@pytest.mark.sweep
+def test_llama_4_is_measured_with_images_as_predicted(cli, tmp_path):
+    """Its class fails by itself: it hands on what its language model's output has not."""
+    traced = Path(__file__).parent.parent / "data" / "towers_traced.json"
+    models = {model["name"]: model for model in json.loads(traced.read_text())["models"]}
+    path = tmp_path / "llama4.json"
+    path.write_text(json.dumps(models["llama4"]["config"]), encoding="utf-8")
+    words = ("measure", path, "--seq", 96, "--image-tokens", 8, "--check")
+    found = cli(*words, "--json")
+    assert found.code == 0
+    assert found.json["model_class"] == "Llama4ForConditionalGeneration"

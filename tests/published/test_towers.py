@@ -66,6 +66,58 @@ def test_a_frozen_tower_keeps_nothing_and_its_projector_does():
     assert predicted(still).layers == predicted(built).layers
 
 
+def test_llama_4s_adapter_stays_with_its_tower():
+    model = BY_NAME["llama4"]
+    still = adapted(graph(model, model["cases"][1]), Training(tower="frozen"))
+    kept = {op.name for op in still.embedding.ops if op.saves}
+    assert kept == {"project_out", "place_images"}
+    trained = {w.name for op in still.embedding.ops for w in op.weights if not w.frozen}
+    assert {name for name in trained if "adapt" in name} == set()
+
+
+@pytest.mark.parametrize(
+    ("changes", "count"),
+    [
+        ({}, 108_641_793_536),
+        (
+            {"num_local_experts": 128, "interleave_moe_layer_step": 2, "use_qk_norm": False},
+            401_583_781_376,
+        ),
+    ],
+    ids=["scout", "maverick"],
+)
+def test_llama_4s_parameters_with_its_tower(changes, count):
+    """As transformers 5.24 counts Llama4ForConditionalGeneration on the meta device."""
+    name = "meta-llama--Llama-4-Scout-17B-16E-Instruct.json"
+    config = json.loads((DATA / "configs" / name).read_text())
+    config["text_config"] |= changes
+    # As in aiconfigurator 64c5ddb697, aic-core/src/aiconfigurator_core/model_configs.
+    config["vision_config"] = {
+        "model_type": "llama4_vision_model", "hidden_size": 1408, "image_size": 336,
+        "intermediate_size": 5632, "num_attention_heads": 16, "num_hidden_layers": 34,
+        "patch_size": 14, "pixel_shuffle_ratio": 0.5, "projector_input_dim": 4096,
+        "projector_output_dim": 4096, "vision_output_dim": 4096,
+    }  # fmt: skip
+    built = graph_of(config, seq=1024, image_tokens=2 * 144)
+    assert int(parameters(built, whole(built.sizes))) == count
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("intermediate_size", 640, "not the width 1024 of 2x2 patches"),
+        ("vision_output_dim", 512, "not one width with the projector's"),
+        ("projector_dropout", 0.1, "dropout is not described"),
+        ("pixel_shuffle_ratio", 0.3, "does not divide 4 patches"),
+    ],
+)
+def test_llama_4s_towers_that_are_refused(key, value, message):
+    config = BY_NAME["llama4"]["config"]
+    config = {**config, "vision_config": {**config["vision_config"], key: value}}
+    with pytest.raises(SpecError, match=message):
+        graph_of(config, seq=128)
+
+
 def test_adapters_leave_the_tower_frozen():
     model = BY_NAME["gemma3"]
     built = graph(model, model["cases"][0])

@@ -115,10 +115,7 @@ def _read_internvl(reading: Reading) -> None:
     outer, vision = reading.outer, reading.outer.section("vision_config")
     side = _side(vision, "image_size", 448) // _side(vision, "patch_size", 14)
     patch = _side(vision, "patch_size", 14)
-    share = outer.number("downsample_ratio", 0.5)
-    merge = int(1 / share) if share else 0
-    if merge < 1 or side % merge:
-        raise outer.wrong("downsample_ratio", f"does not divide {side} patches", "use 0.5")
+    merge = _merge(outer, "downsample_ratio", side)
     layer = outer.data.get("vision_feature_layer", -1)
     if layer != -1:
         raise outer.wrong("vision_feature_layer", "only the last layer's are described", "use -1")
@@ -148,6 +145,58 @@ def _read_internvl(reading: Reading) -> None:
     }
 
 
+def _read_llama4(reading: Reading) -> None:
+    """Llama 4's tower, of one size of image (a tile), whose class takes GELU whatever is named."""
+    vision = reading.outer.section("vision_config")
+    patch = _side(vision, "patch_size", 14)
+    side = _side(vision, "image_size", 448) // patch
+    hidden, ffn = (vision.size((key,)) or usual for key, usual in _LLAMA4_WIDTHS)
+    merge = _merge(vision, "pixel_shuffle_ratio", side)
+    if ffn != hidden * merge**2:
+        raise vision.wrong(
+            "intermediate_size", f"not the width {hidden * merge**2} of {merge}x{merge} patches, "
+            "which the adapter takes it for", f"use {hidden * merge**2}",
+        )  # fmt: skip
+    widths = {key: vision.size((key,)) or usual for key, usual in _LLAMA4_PROJECTOR.items()}
+    if len(set(widths.values())) > 1:
+        raise vision.wrong(
+            "vision_output_dim", f"not one width with the projector's {widths}", "make them equal"
+        )
+    for key in ("projector_dropout", "attention_dropout"):
+        if vision.number(key, 0.0):
+            raise vision.wrong(key, "a tower with dropout is not described", "use 0")
+    reading.fields["tower"] = {
+        "family": "llama4_vision_model",
+        "layers": vision.size(("num_hidden_layers",)) or 34,
+        "hidden": hidden,
+        "heads": vision.size(("num_attention_heads",)) or 16,
+        "ffn": ffn,
+        "patches": (vision.size(("num_channels",)) or 3) * patch * patch,
+        "grid": side * side,
+        "activation": "gelu",
+        "projector": "three",
+        "projector_width": widths["vision_output_dim"],
+        "merge": merge,
+        "tokens": (side // merge) ** 2,
+    }
+
+
+_LLAMA4_WIDTHS = (("hidden_size", 768), ("intermediate_size", 5632))
+_LLAMA4_PROJECTOR = {
+    "vision_output_dim": 7680, "projector_input_dim": 4096, "projector_output_dim": 4096,
+}  # fmt: skip
+"""What the library takes for missing keys (configuration_llama4.py)."""
+
+
+def _merge(values: Values, key: str, side: int) -> int:
+    """The side of a square of patches that becomes one token, from the share that is left of it."""
+    share = values.number(key, 0.5)
+    merge = int(1 / share) if share else 0
+    if merge < 1 or side % merge:
+        raise values.wrong(key, f"does not divide {side} patches", "use 0.5")
+    return merge
+
+
 def _side(vision: Values, key: str, usual: int) -> int:
     """A side in pixels, of a square given by one number or by two."""
     found = vision.items(key) if isinstance(vision.data.get(key), list | tuple) else None
@@ -158,14 +207,18 @@ def _side(vision: Values, key: str, usual: int) -> int:
     return Values({key: found[0]}, vision.path).integer(key, 1, 65536)
 
 
+_OWN = {"internvl": _read_internvl, "llama4": _read_llama4}
+"""Types whose tower has keys of its own."""
+
+
 def read_tower(reading: Reading, outer_type: str) -> bool:
     """Set the tower's fields; False where the type's tower is not one that is described."""
     outer = reading.outer
     if outer_type in QWEN and outer.has("vision_config"):
         _read_qwen(reading, QWEN[outer_type])
         return True
-    if outer_type == "internvl" and outer.has("vision_config"):
-        _read_internvl(reading)
+    if outer_type in _OWN and outer.has("vision_config"):
+        _OWN[outer_type](reading)
         return True
     vision = outer.section("vision_config")
     family = vision.text("model_type") or ("siglip_vision_model" if outer_type == "gemma3" else "")

@@ -51,7 +51,7 @@ def tower_model(tower: Tower) -> Model:
         activation=tower.activation, causal=False, tied=False, head="none",
         norm=tower.norm, gated=tower.gated, packed_qkv=tower.packed, qkv_bias=tower.qkv_bias,
         qk_norm="full" if tower.qk_norm else "none", layer_scale=tower.layer_scale,
-        position="rotary" if tower.packed else "learned",
+        position="rotary" if tower.packed or tower.unfolds else "learned",
         window=tower.window**2, attention_pattern=kinds if windowed else (),
     )  # fmt: skip
 
@@ -65,7 +65,7 @@ def with_images(g: GraphBuilder, ctx: Context, tower: Tower, embedded: str) -> s
     inner = _inside(ctx, tower, max(images, 1))
     copy = _Copy(g, ctx, inner, max(images, 1), runs=images > 0)
     stream = copy.patches(tower)
-    if tower.family == "clip_vision_model":
+    if tower.pre_norm:
         stream = copy.norm("pre_norm", stream)
     if tower.window:
         stream = copy.reordered(tower, stream, "by_window")
@@ -84,7 +84,7 @@ def with_images(g: GraphBuilder, ctx: Context, tower: Tower, embedded: str) -> s
         return _placed(g, ctx, embedded, features) if images else embedded
     # LLaVA reads a layer's output, before the last norm.
     if tower.last_norm:
-        read = tower.projector in ("pooled", "shuffled")
+        read = tower.projector != "mlp"
         stream = copy.norm("post_norm", stream, read=read)
     features = _project(copy, tower, stream)
     return _placed(g, ctx, embedded, features) if images else embedded
@@ -136,23 +136,28 @@ class _Copy:
         whole = self.shape((inner.b, inner.s, inner.h))
         out = self.g.tensor("tower_embedded", whole, inner.stream)
         weights = [Weight("patch_embedding.weight", (hidden, ONE * tower.patches))]
-        kept: list[str] = []
+        made, kept = [pixels, out], list[str]()
         if tower.packed:
             weights += self._interpolated(tower, rows, kept)
         else:
             weights.append(Weight("position_embedding", (ONE * tower.sequence, hidden)))
             if tower.class_token:
                 weights.append(Weight("class_token", (hidden,)))
-            if tower.family != "clip_vision_model":
+            if not tower.pre_norm:
                 weights.append(Weight("patch_embedding.bias", (hidden,)))
         if inner.autocast:
             kept.append(self.g.tensor("pixels_cast", self.g.shape(pixels), inner.act))
             shape = (hidden, ONE * tower.patches)
-            kept.append(self.g.tensor("patch_embedding_weight", shape, inner.act))
+            cast = self.g.tensor("patch_embedding_weight", shape, inner.act)
+            # A convolution keeps its weight even for an input without gradient, a product does not.
+            (made if tower.unfolds else kept).append(cast)
+        elif tower.unfolds:
+            kept.append(pixels)
+        outputs = tuple(dict.fromkeys((*made, *kept)))
         flops = product((*rows, hidden, ONE * tower.patches)) * 2
         self._append(
-            Op("patch_embedding", "linear", GROUP, (), (pixels, out, *kept), tuple(kept), flops,
-               flops, tuple(weights)),
+            Op("patch_embedding", "linear", GROUP, (), outputs, tuple(kept), flops, flops,
+               tuple(weights)),
             read=True,
         )  # fmt: skip
         return out
@@ -284,6 +289,8 @@ def _project(copy: _Copy, tower: Tower, stream: str) -> str:
     rows = (*copy.shape((copy.inner.b,)), ONE * tower.tokens)
     if tower.projector == "shuffled":
         out = _shuffled(copy, tower, stream, rows)
+    elif tower.projector == "three":
+        out = _three(copy, tower, stream, rows)
     elif tower.projector == "mlp":
         if tower.class_token and copy.inner.workload.micro_batch > 1:
             # Without the class token the patches of several images are no view.
@@ -314,9 +321,8 @@ def _project(copy: _Copy, tower: Tower, stream: str) -> str:
 def _shuffled(copy: _Copy, tower: Tower, stream: str, rows: tuple[Expr, ...]) -> str:
     """Append InternVL's projector: squares of patches, copied side by side, are normed first."""
     g, ctx = copy.g, copy.ctx
-    width = ONE * (tower.hidden * tower.merge**2)
-    squares = g.tensor("tower_squares", (*rows, width), g.dtype(stream))
-    g.op("shuffle", "copy", PROJECTOR, [stream], [squares])
+    squares = _squares(g, tower, stream, rows, PROJECTOR)
+    width = g.shape(squares)[-1]
     normed = norm(
         g, copy.inner, "project_norm", squares, kind="layernorm", group=PROJECTOR, modules=()
     )
@@ -324,3 +330,24 @@ def _shuffled(copy: _Copy, tower: Tower, stream: str, rows: tuple[Expr, ...]) ->
     active = g.tensor("project_active", (*rows, ctx.h), g.dtype(narrow))
     g.op("project_activation", "activation", PROJECTOR, [narrow], [active], saves=[narrow])
     return linear(g, ctx, "project_out", PROJECTOR, active, inside=ctx.h, outside=ctx.h, bias=True)
+
+
+def _squares(g: GraphBuilder, tower: Tower, stream: str, rows: tuple[Expr, ...], group: str) -> str:
+    """Append the copy of squares of patches that lays them side by side (pixel_shuffle)."""
+    shape = (*rows, ONE * (tower.hidden * tower.merge**2))
+    squares = g.tensor("tower_squares", shape, g.dtype(stream))
+    g.op("shuffle", "copy", group, [stream], [squares])
+    return squares
+
+
+def _three(copy: _Copy, tower: Tower, stream: str, rows: tuple[Expr, ...]) -> str:
+    """Append Llama 4's adapter, which is the tower's (Llama4VisionPixelShuffleMLP), and its
+    projector of one product (Llama4MultiModalProjector)."""
+    g, ctx = copy.g, copy.ctx
+    out = _squares(g, tower, stream, rows, GROUP)
+    width = ONE * tower.projector_width
+    for name in ("adapt_in", "adapt_out"):
+        wide = linear(g, ctx, name, GROUP, out, inside=g.shape(out)[-1], outside=width)
+        out = g.tensor(f"{name}_active", (*rows, width), g.dtype(wide))
+        g.op(f"{name}_activation", "activation", GROUP, [wide], [out], saves=[wide])
+    return linear(g, ctx, "project_out", PROJECTOR, out, inside=width, outside=ctx.h)
