@@ -166,6 +166,9 @@ class _Tuning:
                 op, saves=tuple(n for n in op.saves if n != normed),
                 backward_scratch=op.backward_scratch + more,
             )  # fmt: skip
+        if op.kind == "multiply" and op.weights and set(op.inputs) <= set(op.saves):
+            # a product with a learned vector keeps its other factor for the vector's gradient alone
+            return replace(op, saves=tuple(name for name in op.saves if name not in op.inputs))
         if op.kind == "linear" and op.weights:
             inputs = {*op.inputs, f"{op.name}_input"} - {f"{low_rank(op.name)}_input"}
             return replace(op, saves=tuple(name for name in op.saves if name not in inputs))

@@ -8,6 +8,9 @@ copies, without any arithmetic. A trace then holds what a GPU with these package
 Sources: causal-conv1d 1.6.1 ``causal_conv1d_interface.py``, flash-linear-attention 0.5.2
 ``ops/gated_delta_rule/chunk.py`` and ``ops/kda/chunk.py``, mamba-ssm 2.3.2
 ``ops/selective_scan_interface.py`` and ``ops/triton/ssd_combined.py``.
+
+RWKV's autograd function is part of transformers (modeling_rwkv.py ``RwkvLinearAttention``) and runs
+as it is, around kernels that compute nothing.
 """
 
 from __future__ import annotations
@@ -239,6 +242,35 @@ STAND_INS: Mapping[str, tuple[str, str, Rule]] = {
 """Kernel by the name transformers asks for -> its autograd function, its package, its rule."""
 
 
+RWKV = ("RwkvLinearAttention", "kernels-community/rwkv")
+"""The autograd function of RWKV's recurrence, and where its kernels are from."""
+
+
+class _RwkvKernels:
+    """The kernels of RWKV's recurrence, without arithmetic: they write into tensors they are given.
+
+    Each takes the decay in fp32 and the rest in its own type, as ``data_ptr`` does (wkv_op.cpp).
+    """
+
+    def __init__(self, longest: int, ran: set[str]) -> None:
+        self.max_seq_length, self._ran = longest, ran
+
+    def forward(self, *given: Any) -> None:
+        self._take("float32", *given)
+
+    def forward_bf16(self, *given: Any) -> None:
+        self._take("bfloat16", *given)
+
+    backward, backward_bf16 = forward, forward_bf16
+
+    def _take(self, dtype: str, decay: Any, *rest: Any) -> None:
+        torch = require_torch()
+        for tensor, wanted in ((decay, "float32"), *((tensor, dtype) for tensor in rest)):
+            if tensor.dtype is not getattr(torch, wanted):
+                raise RuntimeError(f"expected scalar type {wanted} but found {tensor.dtype}")
+        self._ran.add(RWKV[0])
+
+
 @cache
 def _function(name: str) -> Any:
     """The autograd function that keeps what the rule of that kernel says."""
@@ -293,15 +325,18 @@ def _kernel(function: object) -> tuple[str, dict[str, CellType]] | None:
 
 
 @contextlib.contextmanager
-def fused_kernels(cls: Any) -> Iterator[set[str]]:
+def fused_kernels(cls: Any, longest: int = 0) -> Iterator[set[str]]:
     """Let the modelling code of a class run its fused kernels' stand-ins in the block.
 
-    Yields the names of the kernels that ran.
+    ``longest`` is the number of tokens that RWKV's are made for. Yields the names of the kernels
+    that ran.
     """
     ran: set[str] = set()
     changes: list[tuple[Any, str, Any]] = []
     seen: set[int] = set()
     for module in _modules(cls):
+        if hasattr(module, RWKV[0]):
+            changes.append((module, "rwkv_cuda_kernel", _RwkvKernels(longest, ran)))
         for function in vars(module).values():
             found = _kernel(function)
             if found is None or id(function) in seen:
@@ -347,10 +382,11 @@ def _modules(cls: Any) -> list[Any]:
 
 def notes_of(ran: Set[str]) -> tuple[str, ...]:
     """What a trace took from the source of fused kernels, in sentences."""
-    packages = sorted({STAND_INS[name][1] for name in ran})
+    known = {RWKV[0]: RWKV, **{name: (row[0], row[1]) for name, row in STAND_INS.items()}}
+    packages = sorted({known[name][1] for name in ran})
     if not packages:
         return ()
-    names = ", ".join(f"{STAND_INS[name][0]}" for name in sorted(ran))
+    names = ", ".join(known[name][0] for name in sorted(ran))
     return (
         f"Fused kernels of {' and '.join(packages)} do not run here: what they keep is read from "
         f"their source ({names}).",

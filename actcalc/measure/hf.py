@@ -434,7 +434,7 @@ def _step_of(
             model, config, batch=batch, seq=seq, dtype=parameter_dtype, padding_mask=padding_mask,
             device=DEVICE, images=images, image_tokens=image_tokens, decoder_seq=decoder_seq,
         )  # fmt: skip
-        with fused_kernels(chosen) as ran:
+        with fused_kernels(chosen, getattr(config, "context_length", 0)) as ran:
             step = traced_step(
                 model,
                 lambda: model(**inputs),

@@ -341,6 +341,10 @@ _PYTORCH: Mapping[str, Kind] = {
             "apart": "convolution, norms and scan in turn (modeling_jamba.py)",
         },
     ),
+    "wkv": Kind(
+        "RWKV's recurrence",
+        {"cuda": "RwkvLinearAttention, kernels-community/rwkv (modeling_rwkv.py)"},
+    ),
     "gated_norm": Kind(
         "the gated norm of linear attention",
         {

@@ -44,6 +44,8 @@ class LayerKind(NamedTuple):
     """Its keys and values are its own, kept for later layers too, or an earlier layer's."""
     sparse: bool = False
     """Most of its feed-forward is set to zero."""
+    opens: bool = False
+    """It normalises the stream before its own norms."""
 
     @property
     def label(self) -> str:
@@ -52,7 +54,7 @@ class LayerKind(NamedTuple):
             return {"dense": "feed-forward", "moe": "experts", "none": "nothing"}[self.mlp]
         if self.mixer != "attention":
             more = {"dense": "+dense" if self.mixer == "mamba" else "", "moe": "+moe", "none": ""}
-            return self.mixer + more[self.mlp]
+            return ("first+" if self.opens else "") + self.mixer + more[self.mlp]
         if self.mlp == "none":
             return "attention" if self.attention == "full" else f"{self.attention} attention"
         parts: list[str] = [] if self.attention == "full" else [self.attention]

@@ -424,6 +424,7 @@ class Model(Spec):
             block=self._block(index) if mixer == "shared+mamba" else 0,
             keys=self._keys(index),
             sparse=index in self.sparse_layers,
+            opens=index == 0 and bool(self.linear and self.linear.opens),
         )
 
     def _block(self, index: int) -> int:

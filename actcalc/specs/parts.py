@@ -222,12 +222,15 @@ class Disentangled(Spec):
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Linear(Spec):
     """Linear attention: a state per head that a delta rule writes (gated delta nets, KDA), or that
-    fades at a fixed rate (lightning attention); or a gated short convolution alone (LFM2)."""
+    fades at a fixed rate (lightning attention); or a gated short convolution alone (LFM2); or a
+    state per channel (RWKV-4)."""
 
-    rule: Literal["gated_delta", "kimi_delta", "lightning", "short_conv"] = "gated_delta"
+    rule: Literal["gated_delta", "kimi_delta", "lightning", "short_conv", "wkv"] = "gated_delta"
     """A decay per head (Yang et al. 2024, arXiv:2412.06464; Qwen3-Next), one per channel of the
     keys, made by a projection of low rank (Kimi Linear), or none that is learned (Qin et al. 2024,
-    arXiv:2405.17381; MiniMax-01); a short convolution has no state, and one head."""
+    arXiv:2405.17381; MiniMax-01); a short convolution has no state, and one head. ``wkv`` is
+    RWKV-4's time mix, of one head (Peng et al. 2023, arXiv:2305.13048): layers with it have channel
+    mix for a feed-forward."""
     key_heads: Size
     """Heads of queries and keys."""
     value_heads: Size
@@ -237,14 +240,19 @@ class Linear(Spec):
     value_dim: Size
     """Width of one head's values."""
     conv: Size = 4
-    """Tokens that the short convolution of queries, keys and values spans; lightning attention has
-    none."""
+    """Tokens that the short convolution of queries, keys and values spans; lightning attention
+    and RWKV have none."""
     block: Size = 256
-    """Tokens that lightning attention handles at once."""
+    """Tokens that lightning attention handles at once; the most that RWKV's kernel takes."""
     bias: bool = False
     """Projections and convolution have biases (LFM2's ``conv_bias``)."""
     doubled: bool = False
     """Writing strengths reach up to 2, so that eigenvalues may be negative (OLMo Hybrid)."""
+
+    @property
+    def opens(self) -> bool:
+        """The first layer normalises the stream before its own norms (RWKV's ``pre_ln``)."""
+        return self.rule == "wkv"
 
     def _check(self) -> None:
         if self.value_heads % self.key_heads:
@@ -252,6 +260,12 @@ class Linear(Spec):
                 f"linear.value_heads {self.value_heads} is not divisible by key_heads "
                 f"{self.key_heads}",
                 f"use {nearest_divisor(self.value_heads, self.key_heads)} key_heads",
+            )
+        if self.rule == "wkv" and (self.value_heads > 1 or self.key_dim != self.value_dim):
+            raise SpecError(
+                f"linear: wkv has one state per channel, not {self.value_heads} heads of "
+                f"{self.key_dim} and {self.value_dim}",
+                "give one head, and key_dim as wide as value_dim",
             )
 
 

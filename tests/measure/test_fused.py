@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from actcalc.errors import SpecError
 from actcalc.io.hub.families import ALIASES, FAMILIES
 from actcalc.io.hub.refused import REFUSED
 from actcalc.io.hub.transformers_types import TRANSFORMERS_TYPES
@@ -76,6 +77,49 @@ def test_afterwards_the_library_is_as_before():
     free = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
     assert free["implementation"].cell_contents is function.__wrapped__
     assert free["is_new_implementation"].cell_contents is False
+
+
+RWKV = {
+    "model_type": "rwkv",
+    "vocab_size": 99,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "context_length": 64,
+}
+
+
+def test_rwkv_keeps_what_its_own_autograd_function_saves():
+    """Saved there and nowhere before: the decay in fp32; in fp16 fp32 copies of all it reads."""
+    per_token, tokens = 64 * 2, 2 * 32
+    result = measure_transformers(RWKV, batch=2, seq=32)
+    wide = [per_token * tokens] * 3
+    assert sorted(kept(result, "RwkvLinearAttentionBackward")) == [64 * 4, *wide]
+    (note,) = result.notes
+    assert "kernels-community/rwkv" in note
+    assert "RwkvLinearAttention" in note
+    half = measure_transformers(RWKV, batch=2, seq=32, dtype="fp16")
+    assert sorted(kept(half, "RwkvLinearAttentionBackward")) == [
+        64 * 4, 64 * 4, *(2 * size for size in wide),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        ({"seq": 65}, "maximum of 64"),
+        ({"seq": 32, "dtype": "amp-bf16"}, "expected scalar type"),
+    ],
+)
+def test_rwkv_refuses_what_its_kernels_refuse(run, message):
+    with pytest.raises(SpecError, match=message):
+        measure_transformers(RWKV, **run)
+
+
+def test_afterwards_rwkv_has_no_kernels():
+    from transformers.models.rwkv import modeling_rwkv as code
+
+    measure_transformers(RWKV, seq=32)
+    assert code.rwkv_cuda_kernel is None
 
 
 def test_every_stand_in_names_function_and_package():

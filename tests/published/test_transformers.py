@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from actcalc.errors import SpecError
 from actcalc.io.hf import read_config
 from actcalc.io.runs import load_framework
+from actcalc.layers.adapters import adapted
 from actcalc.layers.core.context import whole
 from actcalc.layers.core.graph import Graph, size_of
 from actcalc.layers.model import ModelGraph, model_graph, parameters
 from actcalc.policy.outcome import layer_outcome
 from actcalc.policy.rules import parse_policy
 from actcalc.specs import Layout, Model, Workload
+from actcalc.specs.training import Training
 from actcalc.specs.validate import build
 
 DATA = Path(__file__).parent.parent / "data"
@@ -161,6 +163,73 @@ def test_mixers_were_measured_at_two_sizes_and_two_kernels() -> None:
         alone = profile.kernel("core_sdpa", model["config"]["model_type"]) == "none"
         assert len({case["attention"] for case in model["cases"]}) == (1 if alone else 2)
         assert len({(case["batch"], case["seq"]) for case in model["cases"]}) > 1, model["name"]
+
+
+RWKV = MIXERS["models"][-1]["config"]
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        ({"seq": 257}, "takes 2 to 256 tokens"),
+        ({"seq": 1}, "takes 2 to 256 tokens"),
+        ({"seq": 64, "precision": "amp-bf16"}, "no time_first in fp32"),
+        ({"seq": 64, "width": 50}, "blocks of 32"),
+    ],
+)
+def test_rwkvs_kernel_takes_no_such_run(run: dict[str, Any], reason: str) -> None:
+    config = {**RWKV, "attention_hidden_size": run.pop("width", 320)}
+    with pytest.raises(SpecError, match=reason):
+        graph_of(config, attention="eager", **run)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"gated": True}, "with a gate"),
+        ({"activation": "gelu"}, "has gelu"),
+        ({"linear": {"rule": "wkv", "key_heads": 2, "value_heads": 2, "key_dim": 8,
+                     "value_dim": 8}}, "not 2 heads"),
+    ],
+)  # fmt: skip
+def test_what_rwkv_is_not_is_refused(fields: dict[str, Any], reason: str) -> None:
+    def described() -> ModelGraph:
+        model = build(Model, {**read_config(RWKV).fields, **fields}, "model")
+        return model_graph(model, Layout(), Workload(seq=64), load_framework("transformers"))
+
+    with pytest.raises(SpecError, match=reason):
+        described()
+
+
+@pytest.mark.parametrize("framework", ["megatron", "megatron-local", "paper", "torchtitan"])
+def test_rwkv_is_refused_elsewhere(framework: str) -> None:
+    with pytest.raises(SpecError, match=framework):
+        graph_of(RWKV, framework, seq=64)
+
+
+@pytest.mark.parametrize(
+    ("precision", "layers"),
+    [("bf16", [1412224, 1311872]), ("fp32", [2817024, 2618368]), ("fp16", [2068864, 1968512])],
+)
+def test_rwkvs_frozen_layers_keep_no_factors_of_frozen_shares(
+    precision: str, layers: list[int]
+) -> None:
+    """Recorded as the others, with every weight frozen but the embedding's."""
+    graph = graph_of(RWKV, seq=128, micro_batch=2, attention="eager", precision=precision)
+    assert predicted(adapted(graph, Training(train=("embeddings",)))).layers == layers
+
+
+def test_rwkvs_flops_are_its_projections_and_its_recurrence() -> None:
+    graph = graph_of(RWKV, seq=64, micro_batch=2, attention="eager")
+    tokens, hidden, width, ffn = 128, 192, 320, 500
+    projections = 2 * tokens * (4 * hidden * width + 2 * hidden * ffn + hidden * hidden)
+    for run in graph.runs:
+        flops = {op.name: op.flops.value(graph.sizes) for op in run.graph.ops}
+        backward = {op.name: op.backward_flops.value(graph.sizes) for op in run.graph.ops}
+        assert flops.pop("wkv") == 23 * tokens * width
+        assert backward.pop("wkv") == 60 * tokens * width
+        assert sum(flops.values()) == projections
+        assert sum(backward.values()) == 2 * projections
 
 
 FLOPS = [

@@ -351,6 +351,19 @@ _MAMBA = Family(
     adjust=("mamba1",),
 )
 
+_RWKV = Family(
+    code=code_of("rwkv"),
+    facts={"position": "none", "norm": "layernorm"},
+    keys={"positions": ("context_length", "max_position_embeddings")},
+    defaults={"positions": 1024},
+    activation=("", "relu2"),
+    windows="none",
+    wide=True,
+    attentionless=True,
+    eager=True,
+    adjust=("wkv",),
+)
+
 FAMILIES: dict[str, Family] = {
     # Llama and what differs from it in a few facts
     "llama": LLAMA,
@@ -909,6 +922,7 @@ FAMILIES: dict[str, Family] = {
         adjust=("llama4_qk_norm",),
     ),
     # State-space models and their hybrids
+    "rwkv": _RWKV,
     "mamba": _MAMBA,
     "falcon_mamba": replace(_MAMBA, code=code_of("falcon_mamba")),
     "mamba2": replace(_MAMBA, code=code_of("mamba2"), tied=False, adjust=("mamba2",)),

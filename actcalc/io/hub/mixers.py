@@ -257,6 +257,18 @@ def _short_conv(reading: Reading) -> None:
     }  # fmt: skip
 
 
+@_adjust("wkv")
+def _wkv(reading: Reading) -> None:
+    """RWKV's time mix in every layer, over as many tokens as its kernel is made for."""
+    fields, values = reading.fields, reading.values
+    width = values.size(("attention_hidden_size",)) or fields["hidden"]
+    fields["attention_pattern"] = ("linear",) * reading.layers
+    fields["linear"] = {
+        "rule": "wkv", "key_heads": 1, "value_heads": 1, "key_dim": width, "value_dim": width,
+        "block": reading.size("positions"),
+    }  # fmt: skip
+
+
 @_adjust("rounded_ffn")
 def _rounded_ffn(reading: Reading) -> None:
     """Two thirds of the width that is stated, times a factor, rounded up (Lfm2MLP)."""

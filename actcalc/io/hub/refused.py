@@ -34,7 +34,7 @@ REFUSED: dict[str, str] = {
         _LINEAR,
     ),
     **dict.fromkeys(("lfm2_vl", "lfm3", "lfm3_vl"), _CONV),
-    **dict.fromkeys(("rwkv", "rwkv5", "rwkv6", "xlstm", "recurrent_gemma", "retnet"), _RECURRENT),
+    **dict.fromkeys(("rwkv5", "rwkv6", "xlstm", "recurrent_gemma", "retnet"), _RECURRENT),
     **dict.fromkeys(
         ("step3p5", "step3p7"),
         "its gates are clamped after the activation, and layers differ in rotary width",

@@ -271,6 +271,11 @@ UNADJUST_MIXERS: Mapping[str, Callable[[Model], dict[str, Any]]] = {
     "short_conv": lambda model: (
         {"conv_L_cache": model.linear.conv, "conv_bias": model.linear.bias} if model.linear else {}
     ),
+    "wkv": lambda model: (
+        {"attention_hidden_size": model.linear.value_dim, "context_length": model.linear.block}
+        if model.linear
+        else {}
+    ),
     "rounded_ffn": lambda model: {"block_auto_adjust_ff_dim": False, "block_ff_dim": model.ffn},
     "tied_embedding": lambda model: {"tie_embedding": model.tied},
     "expert_bias": lambda model: {

@@ -37,6 +37,8 @@ def _body(g: GraphBuilder, ctx: Context, kind: LayerKind, stream: str) -> str:
             f"{ctx.model.norm_placement} with parallel {ctx.model.parallel} ({ctx.model.name})",
             "set norm_placement to pre or post, and parallel to none",
         )
+    if kind.opens:
+        stream = norm(g, ctx, "opening_norm", stream)
     if ctx.model.altup:
         return altup_layer(
             g, ctx, stream,
@@ -185,6 +187,10 @@ def _feed(g: GraphBuilder, ctx: Context, kind: LayerKind, source: str, stream: s
         return beside_dense(g, ctx, source, stream)
     if kind.mlp == "moe":
         return moe(g, ctx, source)
+    if kind.mixer == "linear" and ctx.model.linear and ctx.model.linear.rule == "wkv":
+        from actcalc.layers.pytorch.rwkv import channel_mix
+
+        return channel_mix(g, ctx, source)
     source = gathered(g, ctx, "mlp", "ffn", source, ("mlp",))
     return feed_forward(g, ctx, source, sparse=kind.sparse)
 

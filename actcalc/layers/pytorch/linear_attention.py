@@ -17,6 +17,7 @@ from actcalc.layers.core.ops import promoted
 from actcalc.layers.pytorch.lightning import lightning_attention
 from actcalc.layers.pytorch.linear import linear
 from actcalc.layers.pytorch.mlp import product
+from actcalc.layers.pytorch.rwkv import time_mix
 from actcalc.specs import Linear
 
 GROUP = "attention"
@@ -43,6 +44,8 @@ def linear_attention(g: GraphBuilder, ctx: Context, source: str) -> str:
     heads, width = symbol("H"), symbol("P")
     if spec.rule == "lightning":
         return lightning_attention(g, ctx, spec, source)
+    if spec.rule == "wkv":
+        return time_mix(g, ctx, spec, source)
     source = without_padding(g, ctx, source)
     if spec.rule == "short_conv":
         return _gated_convolution(g, ctx, spec, source)
