@@ -180,6 +180,17 @@ def test_named_policies_lie_on_or_above_the_frontier(spec, cli):
     assert peaks["none"] == 34426847232
 
 
+def test_a_budget_that_nothing_fits_is_drawn_beside_the_frontier(spec):
+    """On the same axis, and the words say so: it once was drawn left of the whole chart."""
+    made = spec("frontier", "plan", *GPT3, "--memory", "0.1GB", "--activations-only")
+    budget, line = values(made, -1)[0]["memory"], values(made, 0)
+    first, last = made["layer"][0]["encoding"]["x"]["scale"]["domain"]
+    assert first <= budget < min(row["memory"] for row in line) < last
+    assert "No plan fits the budget" in " ".join(made["title"]["subtitle"])
+    drawn = ElementTree.fromstring(vl_convert.vegalite_to_svg({**made, "width": 720}, "6.4"))
+    assert float(drawn.get("width", "0")) <= 721
+
+
 def test_check_draws_the_range_that_it_states(spec, cli):
     figures = cli(*DRAWN["check"], "--json").json["figures"]
     rows = spec("check")["data"]["values"]

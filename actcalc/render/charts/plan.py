@@ -20,7 +20,8 @@ def frontier_chart(result: RunPlan, units: str) -> Chart:
     line = [_point(result, point, "cheapest plan", divisor, units) for point in result.frontier]
     points = _merged([_point(result, one, one.name, divisor, units) for one in named])
     chosen = [] if not result.feasible else [_point(result, result, "this plan", divisor, units)]
-    low, high = min(sizes) / divisor, max(sizes) / divisor
+    budget = _drawn_budget(result)
+    low, high = min(*sizes, *budget) / divisor, max(sizes) / divisor
     domain = [max(0.0, low - 0.04 * (high - low)), high + 0.24 * (high - low)]
     x = quantity("memory", f"peak memory, {unit} of one GPU", scale={"domain": domain,
                                                                      "nice": False})  # fmt: skip
@@ -57,7 +58,7 @@ def frontier_chart(result: RunPlan, units: str) -> Chart:
                      "shape": "circle"},
             "encoding": at,
         },
-        *_budget(result, divisor, units, x),
+        *(layer for memory in budget for layer in _budget(memory, divisor, units, x)),
     ]  # fmt: skip
     what = "the activations of one GPU" if result.activations_only else "one GPU"
     return Chart(
@@ -67,9 +68,23 @@ def frontier_chart(result: RunPlan, units: str) -> Chart:
         body={"layer": layers, "height": 340},
         lines=(
             "The line is the cheapest plan at each memory; diamonds are named policies, on it only "
-            "where nothing beats them. The circle is the plan at the budget (dashed).",
+            f"where nothing beats them. {_about_budget(result, units)}",
         ),
     )
+
+
+def _drawn_budget(result: RunPlan) -> list[int]:
+    """The budget, unless it is beyond all that is drawn."""
+    needed = max((point.memory_bytes for point in result.frontier), default=0)
+    return [result.memory_bytes] if result.memory_bytes <= needed else []
+
+
+def _about_budget(result: RunPlan, units: str) -> str:
+    if not result.feasible:
+        return "No plan fits the budget (dashed)."
+    if not _drawn_budget(result):
+        return f"The circle is the plan at the budget of {size(result.memory_bytes, units)}."
+    return "The circle is the plan at the budget (dashed)."
 
 
 def _point(
@@ -125,11 +140,8 @@ def _end(label: dict[str, Any], span: float) -> float:
     return float(label["memory"] + _LETTER * span * (len(label["name"]) + 2))
 
 
-def _budget(result: RunPlan, divisor: float, units: str, x: dict[str, Any]) -> list[dict[str, Any]]:
-    """A dashed line at the budget, where it lies among what is drawn."""
-    memory = result.memory_bytes
-    if not result.frontier or memory > max(p.memory_bytes for p in result.frontier):
-        return []
+def _budget(memory: int, divisor: float, units: str, x: dict[str, Any]) -> list[dict[str, Any]]:
+    """A dashed line at the budget."""
     about = f"budget {size(memory, units)}"
     data = {"values": [{"memory": memory / divisor, "text": about, "about": about}]}
     rule = {"type": "rule", "strokeDash": [6, 4], "color": VERMILION}

@@ -31,7 +31,7 @@ def pareto_chart(front: Search, others: Search, units: str) -> Chart:
         "memory", f"fullest GPU, {unit}",
         scale={"domain": [0, 1.02 * limit / divisor], "nice": False},
     )  # fmt: skip
-    y = quantity("time", "time of a step, s, predicted", scale={"zero": False})
+    y = quantity("time", "time of a step, s, predicted", scale={"zero": False, "padding": 20})
     at = {"x": x, "y": y, "description": {"field": "about"}}
     layers: list[dict[str, Any]] = [
         {
