@@ -36,7 +36,7 @@ CASES = {
     "hidden and heads": (["gpt3-175b", "--set", "hidden=1000"], ["hidden 1000", "heads 96"]),
     "unknown attention": (["gpt3-175b", "--attention", "falsh"], ["falsh", "flash"]),
     "unknown framework": (["gpt3-175b", "--framework", "papre"], ["papre", "did you mean paper"]),
-    "unknown device": (["gpt3-175b", "--device", "h100-80"], ["h100-80", "did you mean"]),
+    "unknown device": (["gpt3-175b", "--device", "h100-8gb"], ["h100-8gb", "did you mean"]),
     "unknown format": (["gpt3-175b", "--format", "yaml"], ["yaml", "json"]),
     "contradicting formats": (["gpt3-175b", "--json", "--format", "csv"], ["csv"]),
     "unknown units": (["gpt3-175b", "--units", "MB"], ["MB", "GiB"]),

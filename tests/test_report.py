@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from actcalc.render.units import digits
 from tests.browser import browser
 
 RUN = ("llama-3-8b", "--dp", 8, "--zero", 3, "--framework", "torchtitan", "--device", "h100-80gb")
@@ -63,7 +64,7 @@ def test_it_says_what_the_commands_say(written, cli):
     assert f"It fits: with the policy none one GPU needs {total / 1e9:.1f} GB of" in text
     compared = cli("compare", *RUN, "--json").json
     step = next(p for p in compared["policies"] if p["policy"] == "none")["step_seconds"]
-    assert f"a step takes {step:.3f} s, predicted" in text
+    assert f"a step takes {digits(step)} s, predicted" in text
     for name in (p["policy"] for p in compared["policies"]):
         assert f" {name} " in text
     assert "actcalc report llama-3-8b --dp 8 --zero 3" in text

@@ -42,24 +42,25 @@ class Reduction(NamedTuple):
     """Of gathering what sharded states updated."""
 
     def exposed(
-        self, training: Training, busiest: LayerTime, rates: Rates, times: float, *, overlaps: bool
+        self, training: Training, busiest: LayerTime, rates: Rates, each: float, *, overlaps: bool
     ) -> float:
         """Seconds that nothing hides; the work beside them is the ``busiest`` stage's.
-
-        Gradients are reduced so many ``times`` in a step, each beside one micro-batch's backward.
 
         PyTorch's DDP reduces beside the last backward (``overlaps``); Megatron reduces after it
         unless told to overlap (overlap_grad_reduce is off by default), and gathers what its
         distributed optimizer updated before the next step unless told to do it beside that step's
-        first forward (overlap_param_gather).
+        first forward (overlap_param_gather). Where ``each`` of so many micro-batches reduces (0:
+        once in a step), it does so beside its own backward (Megatron-FSDP sets overlap_grad_reduce
+        then, distributed/fsdp/src/megatron_fsdp/megatron_fsdp.py).
         """
         share = rates.shares.communication_multiprocessors
         reduced, gathered = self
-        if overlaps or training.overlapped_reduction:
-            reduced = beside(busiest.backward, reduced, share) - busiest.backward
+        beyond = beside(busiest.backward, reduced, share) - busiest.backward
+        once = beyond if overlaps or training.overlapped_reduction else reduced
+        reduced = each * beyond + (each == 0) * once
         if training.overlapped_gather:
             gathered = beside(busiest.forward, gathered, share) - busiest.forward
-        return times * reduced + gathered
+        return reduced + gathered
 
 
 def reduction(

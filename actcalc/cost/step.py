@@ -413,5 +413,5 @@ def _gradients(
         return float(after)
     exchange = reduction(staged.graph, run.training, parameters, rates)
     overlaps = run.framework.overlaps_reduction
-    times = batches if reduces_each(staged.graph, run.training) else 1
-    return float(after + exchange.exposed(run.training, busiest, rates, times, overlaps=overlaps))
+    each = batches if reduces_each(staged.graph, run.training) else 0
+    return float(after + exchange.exposed(run.training, busiest, rates, each, overlaps=overlaps))

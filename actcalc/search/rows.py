@@ -399,7 +399,7 @@ class CutRows:
         whole: Any = self.layouts.exchange(different)
         exchange = Reduction(*(one[layout, rows.zero] for one in whole))
         each = self.layouts.reduced_each(piped=self.cut.pp > 1)[rows.zero]
-        times: Any = np.where(each, self.batches.rounds[rows.batch], 1)
+        times: Any = each * self.batches.rounds[rows.batch]
         overlaps = run.framework.overlaps_reduction
         return exchange.exposed(run.training, busiest, self.lanes.rates, times, overlaps=overlaps)
 

@@ -103,14 +103,16 @@ def test_metrics_are_gathered_rank_by_rank():
 
 @pytest.mark.parametrize(("zero", "each"), [(1, False), (2, True)])
 def test_sharded_gradients_are_reduced_after_every_microbatch(zero, each):
-    """Nowhere are whole ones summed (ZeRO-2); with ZeRO-1 they are, and reduced once."""
-    layout = {"tp": 8, "dp": 8, "zero": zero}
-    one, two, five = (
-        gradients(layout=layout, workload={"micro_batch": 1, "global_batch": 8 * batches})
-        for batches in (1, 2, 5)
-    )
-    assert five - one == pytest.approx(4 * (two - one))
-    assert (two > one) is each
+    """Nowhere are whole ones summed (ZeRO-2), beside each backward, which hides what it can."""
+    layout = {"tp": 8, "dp": 64, "zero": zero}
+
+    def of(batches, seq=64):
+        work = {"micro_batch": 1, "seq": seq, "global_batch": 64 * batches}
+        return gradients(layout=layout, workload=work)
+
+    assert of(5) - of(1) == pytest.approx(4 * (of(2) - of(1)))
+    assert (of(2) > of(1)) is each
+    assert (of(1, seq=2048) < of(1)) is each
 
 
 @pytest.mark.parametrize(("pp", "each"), [(1, True), (4, False)])
