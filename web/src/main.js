@@ -102,6 +102,9 @@ function table(sheet) {
   return scroll;
 }
 
+// Tables are to be seen before charts take the time to be drawn.
+const painted = () => new Promise((then) => requestAnimationFrame(() => setTimeout(then)));
+
 function section(answer) {
   const made = element("section", undefined, { "data-kind": answer.kind });
   answer.sheets.forEach((sheet, at) => {
@@ -122,10 +125,13 @@ function section(answer) {
     figure.append(element("h3", chart.title), place, element("figcaption", about));
     made.append(figure);
     drawing += 1;
-    charts.then(({ draw }) => draw(chart.spec, place)).finally(() => {
-      drawing -= 1;
-      document.body.dataset.drawn = String(drawing === 0);
-    });
+    painted()
+      .then(() => charts)
+      .then(({ draw }) => place.isConnected && draw(chart.spec, place))
+      .finally(() => {
+        drawing -= 1;
+        document.body.dataset.drawn = String(drawing === 0);
+      });
   }
   return made;
 }
