@@ -45,6 +45,10 @@ class OpTime:
 
 
 def beside(compute: float, hidden: float, share: float) -> float:
-    """Seconds of a product with a collective beside it that takes ``share`` of the device."""
-    exposed: float = most(hidden, compute + share * least(hidden, compute / (1 - share)))
+    """Seconds of a product with a collective beside it that takes ``share`` of the device.
+
+    All of it (1): they run one after the other.
+    """
+    together = least(hidden, compute / (1 - share)) if share < 1 else hidden
+    exposed: float = most(hidden, compute + share * together)
     return exposed

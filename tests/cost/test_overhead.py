@@ -191,3 +191,11 @@ def test_what_a_host_is_late_with_is_a_part_of_its_own(cli):
     assert parts["weight gathers it hides"] == 0
     grown = one["step_seconds"] - one["plain_step_seconds"]
     assert sum(parts.values()) == pytest.approx(grown)
+
+
+def test_ops_that_fill_a_wait_for_the_host_cost_what_they_take_beyond_it(cli):
+    """No part is negative: what runs again takes the place of the wait."""
+    run = ("qwen3.5-35b-a3b", "--efficiency", "gemm=0.5", "--zero", 3, "--layers", 4)
+    policies = cli("explain", "overhead", *run, "--json").json["overhead"]["policies"]
+    seconds = [part["seconds"] for one in policies for part in one["parts"]]
+    assert min(seconds) >= 0 < max(seconds)

@@ -102,7 +102,7 @@ def test_groups_across_nodes_share_their_network_cards():
     assert bandwidth(64, 1, A100) <= A100.intra
 
 
-@given(compute=st.floats(1e-6, 1), hidden=st.floats(0, 1), share=st.floats(0.01, 0.5))
+@given(compute=st.floats(1e-6, 1), hidden=st.floats(0, 1), share=st.floats(0.01, 1.0))
 def test_beside(compute, hidden, share):
     together = beside(compute, hidden, share)
     assert max(compute, hidden) <= together <= compute + hidden + 1e-12

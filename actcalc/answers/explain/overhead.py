@@ -296,7 +296,10 @@ def _rungs(
 
 
 def _parts(plain: StepTime, step: StepTime) -> tuple[StepPart, ...]:
-    """The difference of two steps, split by cause; the parts add up to it."""
+    """The difference of two steps, split by cause; the parts add up to it.
+
+    Ops that run again while the GPU would have waited for the host cost what they take beyond that.
+    """
     count = plain.microbatches
     rerun = count * difference(step.rerun, plain.rerun)
     longer = count * difference(step.backward, plain.backward)
@@ -304,6 +307,8 @@ def _parts(plain: StepTime, step: StepTime) -> tuple[StepPart, ...]:
     launches = difference(step.host, plain.host, of=step.pipeline)
     named = rerun + beside + launches
     pipeline = difference(step.pipeline - plain.pipeline, named, of=step.pipeline)
+    filled = min(0.0, launches)
+    rerun, launches = difference(rerun, -filled, of=step.pipeline), launches - filled
     return (
         StepPart(part="ops that run again", seconds=rerun),
         StepPart(part="weight gathers it hides", seconds=beside),
